@@ -62,14 +62,17 @@ class Group:
 
 @dataclass(slots=True)
 class TrainRow:
-    """One prompt and the responses trained on under it: the unit that packing never parts.
+    """One prompt and the responses trained on under it.
 
+    Packing may part a row between responses where it does not fit in one micro-batch, but never if `splittable` is
+    false, as for a DPO pair, whose loss needs both of its log-probs.
     `fields` holds, by name, one array [T_i] for each response (advantage, weight, old_logprobs, ...), aligned with its tokens.
     """
 
     prompt: Int32Array  # [P]
     responses: list[Int32Array]  # each [T_i]
     fields: dict[str, list[FloatArray]] = field(default_factory=dict)
+    splittable: bool = True
 
     def tokens(self, shared: bool) -> int:
         """Tokens that a forward pass computes for this row, with the prompt shared or repeated for each response."""
