@@ -3,6 +3,8 @@
 A recipe is a YAML file that states only what differs. Names say what a number counts: prompts, samples or tokens.
 """
 
+# ruff: noqa: RUF009  (`setting` makes a field with its own default factory)
+
 from __future__ import annotations
 
 from dataclasses import dataclass, field
@@ -85,7 +87,7 @@ class DapoConfig:
     advantage: str = setting("group_norm", "group_norm: (reward - mean) / std of the group; group_mean: no division (Dr.GRPO); rloo: leave-one-out mean", choices=("group_norm", "group_mean", "rloo"))
     std_floor: float = setting(1e-6, "least standard deviation that advantages are divided by", above=0.0)
     entropy_coef: float = setting(0.0, "weight of an entropy bonus")
-    old_logprobs: str = setting("auto", "the denominator of the ratio. auto: recomputed by the trainer where a rollout is trained on in several updates or is older than the weights, else the current ones; recompute: always; rollout: the engine's own", choices=("auto", "recompute", "rollout"))
+    old_logprobs: str = setting("auto", "the denominator of the ratio. auto: the current log-probs where a step makes a single update (they are equal), else recomputed by the trainer at the step's start; recompute: always recomputed; rollout: the engine's own", choices=("auto", "recompute", "rollout"))
     correction: str = setting("token_clip", "importance correction between rollout engine and trainer, token by token: none, token_clip (truncated at `correction_max`) or token_mask (tokens beyond it, or below its inverse, are left out)", choices=("none", "token_clip", "token_mask"))
     correction_max: float = setting(2.0, "bound of the importance correction", above=1.0)
     mask_truncated: bool = setting(False, "leave truncated samples out of the loss (overlong filtering)")
@@ -162,8 +164,6 @@ class RunConfig:
 @dataclass
 class ClusterConfig:
     platform: str = setting("auto", "cpu, cuda or npu; auto: what the machine has", choices=("auto", "cpu", "cuda", "npu"))
-    address: Optional[str] = setting(None, "Ray cluster to join; none: one made by `msrl cluster up`, else a private one on this machine")
-    placement: str = setting("colocated", "colocated: training and rollout take turns on the same devices; disaggregated: own devices", choices=("colocated", "disaggregated"))
     start_timeout_s: float = setting(600.0, "seconds in which all workers must be up", above=0.0)
     step_timeout_s: float = setting(3600.0, "seconds that one stage of a step (rollout wave, update, sync, save) may take before it is given up", above=0.0)
     heartbeat_s: float = setting(30.0, "seconds without a sign of life after which a worker counts as hanging", above=0.0)

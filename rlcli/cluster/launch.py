@@ -1,0 +1,153 @@
+"""A private Ray on this machine for one run: token authentication, a folder only its owner can enter, no dashboard, no usage report."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rlcli.cluster.host import Host
+from rlcli.cluster.processes import ProcessId
+from rlcli.cluster.supervise import Pulse, Worker, wait_all
+from rlcli.errors import RunError
+
+# Ray puts Unix sockets below its folder, whose paths may have 107 characters: it must lie high up.
+FOLDER_PREFIX = "msrl-ray-"
+OBJECT_STORE_BYTES = 256 << 20
+
+
+def _temporary_root() -> Path:
+    root = Path(tempfile.gettempdir())
+    return root if len(str(root)) < 30 else Path("/tmp")
+
+
+def sweep_leftovers() -> None:
+    """Remove the folders of runs whose driver is gone, and end what of theirs still lives."""
+    for folder in _temporary_root().glob(FOLDER_PREFIX + "*"):
+        try:
+            owner, *others = [ProcessId(*pair) for pair in json.loads((folder / "processes.json").read_text())]
+        except (OSError, ValueError, TypeError):
+            continue
+        if owner.alive():
+            continue
+        for process in others:
+            process.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class LocalCluster:
+    """Context manager: Ray is up inside, and nothing of it is left after."""
+
+    def __init__(self, cpus: int, heartbeat_s: float) -> None:
+        self.cpus = cpus
+        self.pulse = Pulse(heartbeat_s)
+        self.workers: list[Worker] = []
+        self._family: list[ProcessId] = [ProcessId.own()]
+        self.folder = Path()
+
+    def __enter__(self) -> LocalCluster:
+        sweep_leftovers()
+        self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=_temporary_root()))
+        self._record()
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _start(self) -> None:
+        token = self.folder / "token"
+        descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as stream:
+            stream.write(secrets.token_hex(32))
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+        import ray
+
+        try:
+            ray.init(
+                address="local",
+                num_cpus=self.cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(self.folder),
+                log_to_driver=False,
+                logging_level="ERROR",
+                _node_ip_address="127.0.0.1",
+            )
+            _silence_ray()
+        except Exception as error:
+            raise RunError(f"Ray did not start on this machine: {error}") from error
+        self._record()
+
+    def _record(self) -> None:
+        """Write down which processes belong to this run, so that the next start can end them should this one be killed."""
+        known = {process.pid: process for process in [*self._family, *ProcessId.own().tree()]}
+        self._family = [ProcessId.own(), *(process for pid, process in known.items() if pid != os.getpid())]
+        part = self.folder / "part-processes.json"
+        part.write_text(json.dumps([(process.pid, process.started) for process in self._family]))
+        os.replace(part, self.folder / "processes.json")
+
+    def spawn(self, names: list[str], logs: list[Path], envs: list[dict[str, str]], cpus: float, timeout_s: float) -> list[Worker]:
+        """Start one empty host actor for each name; they are housed by `Host.build` afterwards."""
+        import ray
+
+        actor_class = ray.remote(concurrency_groups={"life": 1})(_with_life_group(Host))
+        workers = []
+        for name, log, env in zip(names, logs, envs, strict=True):
+            options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": env}}
+            workers.append(Worker(name, actor_class.options(**options).remote(str(log)), log))
+        self.workers += workers
+        for worker, (process, _) in zip(workers, self.call(workers, "identity", what="start", timeout_s=timeout_s), strict=True):
+            worker.process = process
+        self._record()
+        return workers
+
+    def call(self, workers: list[Worker], method: str, *args: Any, what: str, timeout_s: float) -> list[Any]:
+        """The same method of the host actors themselves, on all of them, with a deadline."""
+        calls = [(worker, getattr(worker.actor, method).remote(*args)) for worker in workers]
+        return wait_all(calls, what, timeout_s, self.pulse)
+
+    def close(self) -> None:
+        """End every worker, Ray and its folder. Never raises; may be called twice."""
+        self._record_quietly()
+        for worker in self.workers:
+            worker.kill()
+        self.workers.clear()
+        import ray
+
+        try:
+            ray.shutdown()
+        except Exception:  # what counts is that the processes below are gone
+            pass
+        for process in self._family[1:]:
+            process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _record_quietly(self) -> None:
+        try:
+            self._record()
+        except OSError:
+            pass
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _silence_ray() -> None:
+    """Ray prints its own paragraph for each dead worker on the driver's terminal; `supervise` says it in one line, with the name."""
+    from ray._private import worker
+
+    if hasattr(worker, "print_to_stdstream"):
+        worker.print_to_stdstream = lambda *_, **__: None
+
+
+def _with_life_group(host: type) -> type:
+    """Host with `ping` in a concurrency group of its own, so that it answers while a call runs."""
+    import ray
+
+    return type("Host", (host,), {"ping": ray.method(concurrency_group="life")(lambda self: True)})

@@ -1,0 +1,73 @@
+"""Processes are known by pid and start time, never by name: a pid alone may have passed to somebody else."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    pid: int
+    started: float  # seconds since the epoch, as the kernel counts it
+
+    @classmethod
+    def own(cls) -> ProcessId:
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """Raises psutil.NoSuchProcess where there is none."""
+        return cls(pid, psutil.Process(pid).create_time())
+
+    def alive(self) -> bool:
+        """True while this very process runs; a zombie no longer does."""
+        try:
+            process = psutil.Process(self.pid)
+            # The start time is derived from the boot time, which may be read a tick apart.
+            return abs(process.create_time() - self.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def kill(self) -> None:
+        """End this very process at once; nothing happens where it is gone already."""
+        if self.alive():
+            try:
+                psutil.Process(self.pid).kill()
+            except psutil.NoSuchProcess:
+                pass
+
+    def tree(self) -> list[ProcessId]:
+        """This process and all that descend from it, as they are now."""
+        if not self.alive():
+            return []
+        family = [self]
+        for child in psutil.Process(self.pid).children(recursive=True):
+            try:
+                family.append(ProcessId(child.pid, child.create_time()))
+            except psutil.NoSuchProcess:
+                continue
+        return family
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when the one that started it ends, however it ends (Linux)."""
+    import ctypes
+    import signal
+
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
+
+
+def tree_memory(process: ProcessId) -> int:
+    """Proportional memory (PSS) of a process and its descendants in bytes: shared pages are counted once."""
+    total = 0
+    for member in process.tree():
+        try:
+            with open(f"/proc/{member.pid}/smaps_rollup", encoding="ascii") as lines:
+                total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+        except (OSError, ValueError):
+            continue
+    return total

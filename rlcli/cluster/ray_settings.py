@@ -1,0 +1,17 @@
+"""Settings that Ray reads when it is imported: import this module before it.
+
+Token authentication everywhere, no usage report, one log line for each message.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.update(
+    RAY_AUTH_MODE="token",
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_DEDUP_LOGS="0",
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+)
+# A stray address of somebody else's cluster must never be joined silently.
+os.environ.pop("RAY_ADDRESS", None)
