@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -76,7 +78,7 @@ class LocalCluster:
                 object_store_memory=OBJECT_STORE_BYTES,
                 _temp_dir=str(self.folder),
                 log_to_driver=False,
-                logging_level="ERROR",
+                logging_level=logging.ERROR,
                 _node_ip_address="127.0.0.1",
             )
             _silence_ray()
@@ -96,7 +98,7 @@ class LocalCluster:
         """Start one empty host actor for each name; they are housed by `Host.build` afterwards."""
         import ray
 
-        actor_class = ray.remote(concurrency_groups={"life": 1})(_with_life_group(Host))
+        actor_class: Any = ray.remote(concurrency_groups={"life": 1})(_with_life_group(Host))  # type: ignore[call-overload]
         workers = []
         for name, log, env in zip(names, logs, envs, strict=True):
             options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": env}}
@@ -120,19 +122,15 @@ class LocalCluster:
         self.workers.clear()
         import ray
 
-        try:
+        with contextlib.suppress(Exception):  # what counts is that the processes below are gone
             ray.shutdown()
-        except Exception:  # what counts is that the processes below are gone
-            pass
         for process in self._family[1:]:
             process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _record_quietly(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._record()
-        except OSError:
-            pass
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 
@@ -34,10 +35,8 @@ class ProcessId:
     def kill(self) -> None:
         """End this very process at once; nothing happens where it is gone already."""
         if self.alive():
-            try:
+            with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(self.pid).kill()
-            except psutil.NoSuchProcess:
-                pass
 
     def tree(self) -> list[ProcessId]:
         """This process and all that descend from it, as they are now."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlcli.cluster import ray_settings  # noqa: F401, I001  must come before Ray
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
@@ -31,10 +31,8 @@ class Worker:
 
     def kill(self) -> None:
         """End the actor and, should Ray be gone already, its process."""
-        try:
+        with contextlib.suppress(Exception):  # Ray may be down; the process is what counts
             ray.kill(self.actor, no_restart=True)
-        except Exception:  # Ray may be down; the process is what counts
-            pass
         if self.process is not None:
             self.process.kill()
 
