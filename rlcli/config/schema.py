@@ -163,7 +163,7 @@ class RunConfig:
 
 @dataclass
 class ClusterConfig:
-    platform: str = setting("auto", "cpu, cuda or npu; auto: what the machine has", choices=("auto", "cpu", "cuda", "npu"))
+    platform: str = setting("auto", "kind of device; auto: what the machine has", choices=("auto", "cpu"))
     start_timeout_s: float = setting(600.0, "seconds in which all workers must be up", above=0.0)
     step_timeout_s: float = setting(3600.0, "seconds that one stage of a step (rollout wave, update, sync, save) may take before it is given up", above=0.0)
     heartbeat_s: float = setting(30.0, "seconds without a sign of life after which a worker counts as hanging", above=0.0)
