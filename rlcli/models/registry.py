@@ -1,0 +1,64 @@
+"""From a HF folder to a checked ModelSpec. A new family is one file with a FAMILY, named in FAMILIES."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from rlcli.errors import UserError
+from rlcli.models import llama, mistral, qwen2, qwen3, qwen3_moe
+from rlcli.models.files import FLOATS, read_folder, read_json
+from rlcli.models.spec import Family, ModelSpec
+
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, mistral.FAMILY, qwen3_moe.FAMILY)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
+
+
+def read_model(folder: str | Path, tokenizer: bool = True) -> ModelSpec:
+    """The checked description of the HF model in `folder`, from config.json and the safetensors headers alone.
+
+    Raises UserError, naming file and key, for a missing or truncated file, an unsupported architecture or setting, and tensors that are
+    missing, superfluous, quantised or of other shapes than config.json says. `tokenizer=False` does not ask for a tokenizer.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; model must be a folder in Hugging Face format")
+    spec = replace(read_config(read_json(folder / "config.json"), folder), tensors=read_folder(folder))
+    check_tensors(spec)
+    if tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        raise UserError(f"{folder}: has no tokenizer ({' or '.join(TOKENIZER_FILES)})")
+    return spec
+
+
+def read_config(config: dict[str, Any], folder: Path) -> ModelSpec:
+    """The description from config.json's content alone; `tensors` stays empty."""
+    where = f"{folder / 'config.json'}"
+    names = config.get("architectures") or []
+    family = next((f for f in FAMILIES if any(n in f.architectures for n in names)), None)
+    if family is None:
+        known = ", ".join(a for f in FAMILIES for a in f.architectures)
+        raise UserError(f"{where}: architecture {', '.join(names) or '(none named)'} is not supported (only {known})")
+    return ModelSpec(folder=folder, family=family, config=config, **family.read(config, where))
+
+
+def check_tensors(spec: ModelSpec) -> None:
+    """Every tensor that the table asks for is there with its shape and a float dtype, and no other is."""
+    wanted = {s.name: s.shape for rule in spec.rules for s in rule.sources}
+    for name, shape in wanted.items():
+        info = spec.tensors.get(name)
+        if info is None:
+            raise UserError(f"{spec.folder}: tensor {name} is missing from the safetensors")
+        if info.shape != shape:
+            raise UserError(f"{info.file}: {name} has shape {list(info.shape)}, but config.json makes it {list(shape)}")
+        if info.dtype not in FLOATS:
+            raise UserError(f"{info.file}: {name} has dtype {info.dtype}; only {', '.join(sorted(FLOATS))} can be trained")
+    extra = [n for n in spec.tensors if n not in wanted and not ignored(spec, n)]
+    if extra:
+        raise UserError(f"{spec.tensors[extra[0]].file}: holds {extra[0]}, which a {spec.family.name} model of this config.json does not have")
+
+
+def ignored(spec: ModelSpec, name: str) -> bool:
+    """True for tensors that carry nothing of their own: those the family names, and a stored copy of a tied head."""
+    return (spec.tied and name == "lm_head.weight") or any(fnmatch(name, pattern) for pattern in spec.family.ignored)
