@@ -60,9 +60,10 @@ class RolloutConfig:
 class RewardConfig:
     verifiers: list[str] = setting(["dapo"], "verifiers by name, or package.module:function; their scores are summed with `weights`")
     weights: list[float] = setting([1.0], "weight of each verifier's score")
+    options: dict[str, Any] = setting({}, "options of verifiers by name, for instance options.length.most=2000; `msrl reward list` shows them")
     workers: int = setting(2, "verifier processes", least=1)
     timeout_s: float = setting(5.0, "seconds that one verdict may take before its process is killed", above=0.0)
-    memory_mib: int = setting(2048, "memory that one verifier process may use, in MiB", least=128)
+    memory_mib: int = setting(2048, "memory that answers may take in one verifier process, in MiB, beyond what it has once started", least=128)
     overlong_buffer_tokens: int = setting(0, "soft penalty over the last so many tokens before `max_response_tokens` (DAPO Eq. 13); 0: none", least=0)
     overlong_penalty: float = setting(1.0, "factor of the overlong penalty, which runs from 0 to -1", least=0.0)
 

@@ -1,0 +1,320 @@
+"""A pool of processes that judge answers. A stuck or dead process is replaced, and only the answer it was at is lost, counted as such."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from rlcli.config.schema import RewardConfig
+from rlcli.errors import RunError, UserError
+from rlcli.rewards import wire
+from rlcli.rewards.verifiers import check_names
+from rlcli.types import Verdict
+
+logger = logging.getLogger(__name__)
+
+MOST_CHUNK = 16  # answers sent to a worker at once
+MOST_REPLY = 1 << 16  # bytes
+START_S = 120.0  # a worker imports its verifiers in this time, or something is wrong
+GRACE_S = 5.0  # beyond the time limit, before a worker whose own timer did not end it is killed from here
+MOST_FAILED_STARTS = 3  # in a row
+BOOT = "import sys; sys.path[:] = sys.argv[3:]; from rlcli.rewards.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
+SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+
+
+@dataclass(slots=True)
+class Item:
+    """One response to judge: its text, the right answer, and the row's other columns."""
+
+    text: str
+    truth: str
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Batch:
+    """Items submitted together; it goes to `sink` when the last is judged."""
+
+    key: Hashable
+    verdicts: list[Verdict | None]
+    missing: int
+    sink: queue.SimpleQueue[Batch | None]
+
+
+@dataclass(slots=True)
+class Task:
+    batch: Batch
+    index: int
+    item: Item
+
+
+class Worker:
+    """One worker process and the socket to it."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel = ours
+        with theirs:
+            path = [entry or os.getcwd() for entry in sys.path]
+            arguments = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), *path, os.getcwd()]
+            self.process = subprocess.Popen(
+                arguments,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | SINGLE_THREAD,
+                start_new_session=True,  # Ctrl-C is the parent's business; and its own children can be ended with it
+            )
+        settings = {
+            "names": list(config.verifiers),
+            "weights": list(config.weights),
+            "options": plain_options(config.options),
+            "memory_mib": config.memory_mib,
+            "timeout_s": config.timeout_s,
+        }
+        self.channel.settimeout(START_S)
+        with contextlib.suppress(OSError):  # it is dead already, which the first reply shows
+            wire.send(self.channel, settings)
+
+    def ready(self) -> dict[str, Any]:
+        """What it says once its verifiers are imported. Errors: EOFError, OSError, ValueError."""
+        return wire.receive(self.channel, MOST_REPLY)
+
+    def end(self) -> int:
+        """Kill it with whatever it started, and return its exit status as Popen's (negative: the signal that ended it)."""
+        self.channel.close()
+        if self.process.returncode is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
+
+
+def plain_options(value: Any) -> Any:
+    """Settings as plain dictionaries and lists, however the configuration holds them."""
+    if isinstance(value, Mapping):
+        return {str(key): plain_options(entry) for key, entry in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [plain_options(entry) for entry in value]
+    return value
+
+
+class RewardPool:
+    """Judges answers in processes that can be killed.
+
+        with RewardPool(config.reward) as pool:
+            verdicts = pool.judge([Item(text, truth)])
+
+    `judge` waits for its items; `submit` and `poll` do not, so that groups are judged while others are still generated.
+    Entering waits until the workers have imported their verifiers. counts: verdicts by reason since then; restarts: workers replaced.
+    Errors on entering: UserError for a verifier that cannot be used. Later: RunError when workers can no longer be started.
+    """
+
+    def __init__(self, config: RewardConfig) -> None:
+        check_names(config.verifiers, config.weights, config.options)
+        self.config = config
+        self.counts: Counter[str] = Counter()
+        self.restarts = 0
+        self.last_crash = ""
+        self._tasks: deque[Task] = deque()
+        self._lock = threading.Condition()
+        self._done: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._started: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        self._failure: Exception | None = None
+        self._closed = False
+        self._wrong_score = 0.0
+        self._workers: dict[int, Worker] = {}
+        self._threads = [threading.Thread(target=self._run, args=(slot,), daemon=True, name=f"reward-{slot}") for slot in range(config.workers)]
+
+    def __enter__(self) -> RewardPool:
+        for thread in self._threads:
+            thread.start()
+        try:
+            for _ in self._threads:
+                error = self._started.get()
+                if error is not None:
+                    raise error
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def judge(self, items: Sequence[Item]) -> list[Verdict]:
+        """Verdicts of these items, in order."""
+        sink: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._put(None, items, sink)
+        return self._verdicts(self._take(sink, None))
+
+    def submit(self, key: Hashable, items: Sequence[Item]) -> None:
+        """Have these items judged; `poll` gives their verdicts with this key."""
+        self._put(key, items, self._done)
+
+    def poll(self, timeout: float) -> list[tuple[Any, list[Verdict]]]:
+        """All submissions judged by now; where there are none, wait up to `timeout` seconds for the first."""
+        finished: list[tuple[Any, list[Verdict]]] = []
+        with contextlib.suppress(queue.Empty):
+            batch = self._take(self._done, timeout)
+            while True:
+                finished.append((batch.key, self._verdicts(batch)))
+                batch = self._take(self._done, 0.0)
+        return finished
+
+    def close(self) -> None:
+        """End all workers. What is not judged yet never will be."""
+        with self._lock:
+            self._closed = True
+            self._lock.notify_all()
+            workers = list(self._workers.values())
+        for worker in workers:
+            with contextlib.suppress(OSError):
+                worker.channel.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _put(self, key: Hashable, items: Sequence[Item], sink: queue.SimpleQueue[Batch | None]) -> None:
+        batch = Batch(key, [None] * len(items), len(items), sink)
+        if not items:
+            sink.put(batch)
+            return
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the reward pool is closed")
+            self._tasks.extend(Task(batch, index, item) for index, item in enumerate(items))
+            self._lock.notify_all()
+
+    def _take(self, sink: queue.SimpleQueue[Batch | None], timeout: float | None) -> Batch:
+        """The next finished batch. Errors: queue.Empty after `timeout`, and the pool's own failure."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            wait = 1.0 if deadline is None else min(max(deadline - time.monotonic(), 0.0), 1.0)
+            try:
+                batch = sink.get(timeout=wait) if wait else sink.get_nowait()
+            except queue.Empty:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                if self._closed and self._failure is None:
+                    raise RuntimeError("the reward pool is closed") from None
+                continue
+            if batch is not None:
+                return batch
+
+    @staticmethod
+    def _verdicts(batch: Batch) -> list[Verdict]:
+        return [verdict for verdict in batch.verdicts if verdict is not None]
+
+    # What follows runs in the pool's threads, one for each worker. A worker is started by its own thread, since the kernel ends it with that.
+
+    def _run(self, slot: int) -> None:
+        try:
+            worker = self._start(slot)
+        except Exception as error:
+            self._started.put(error)
+            return
+        self._started.put(None)
+        try:
+            while tasks := self._next_chunk():
+                while tasks:
+                    tasks = self._serve(worker, tasks)
+                    if tasks and not self._closed:
+                        worker = self._start(slot)
+                        self.restarts += 1
+                    elif self._closed:
+                        return
+                if worker.process.returncode is not None and not self._closed:
+                    worker = self._start(slot)
+                    self.restarts += 1
+        except Exception as error:
+            self._failure = error
+            self._done.put(None)
+        finally:
+            worker.end()
+
+    def _start(self, slot: int) -> Worker:
+        """A worker that is ready. Errors: UserError for a verifier that cannot be used, RunError where none will start."""
+        reason = ""
+        for _ in range(MOST_FAILED_STARTS):
+            worker = Worker(self.config)
+            self._workers[slot] = worker
+            try:
+                message = worker.ready()
+            except (EOFError, OSError, ValueError) as error:
+                reason = f"{type(error).__name__}: {error}, exit status {worker.end()}"
+                if self._closed:
+                    break
+                continue
+            if "error" in message:
+                worker.end()
+                raise UserError(message["error"])
+            self._wrong_score = message["wrong_score"]
+            return worker
+        raise RunError(f"reward worker {slot} does not start: {reason}")
+
+    def _next_chunk(self) -> list[Task]:
+        """The next few tasks, or none once the pool is closed."""
+        with self._lock:
+            while not self._tasks and not self._closed:
+                self._lock.wait()
+            if self._closed:
+                return []
+            share = -(-len(self._tasks) // len(self._threads))
+            return [self._tasks.popleft() for _ in range(min(share, MOST_CHUNK))]
+
+    def _serve(self, worker: Worker, tasks: list[Task]) -> list[Task]:
+        """Have a worker judge these tasks. Returns those it did not come to; then, or where it is spent, the worker has ended."""
+        done = 0
+        worker.channel.settimeout(self.config.timeout_s + GRACE_S)
+        try:
+            wire.send(worker.channel, [[task.item.text, task.item.truth, task.item.extra] for task in tasks])
+            for task in tasks:
+                reply = wire.receive(worker.channel, MOST_REPLY)
+                self._finish(task, self._read(reply))
+                done += 1
+                if reply.get("spent"):
+                    worker.end()
+                    break
+        except (EOFError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            late = isinstance(error, TimeoutError)
+            late = worker.end() == -signal.SIGALRM or late
+            if not self._closed:
+                self._finish(tasks[done], self._lost("timeout" if late else "crashed", f"worker ended by status {worker.process.returncode}"))
+            done += 1
+        return tasks[done:]
+
+    def _read(self, reply: dict[str, Any]) -> Verdict:
+        if "crashed" in reply:
+            return self._lost("crashed", reply["crashed"])
+        score, correct, answer, reason = reply["verdict"]
+        return Verdict(score, correct, answer, reason)
+
+    def _lost(self, reason: str, detail: str) -> Verdict:
+        """The verdict on an answer whose judgement was lost: it scores as a wrong one, and its reason is counted. The first crash is logged."""
+        if reason == "crashed":
+            if not self.last_crash:
+                logger.warning("a verifier crashed on an answer (counted as crashed, scored as wrong): %s", detail)
+            self.last_crash = detail
+        return Verdict(self._wrong_score, False, None, reason)
+
+    def _finish(self, task: Task, verdict: Verdict) -> None:
+        with self._lock:
+            self.counts[verdict.reason] += 1
+            task.batch.verdicts[task.index] = verdict
+            task.batch.missing -= 1
+            if task.batch.missing == 0:
+                task.batch.sink.put(task.batch)
