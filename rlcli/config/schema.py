@@ -60,7 +60,7 @@ class RolloutConfig:
 class RewardConfig:
     verifiers: list[str] = setting(["dapo"], "verifiers by name, or package.module:function; their scores are summed with `weights`")
     weights: list[float] = setting([1.0], "weight of each verifier's score")
-    options: dict[str, Any] = setting({}, "options of verifiers by name, for instance options.length.most=2000; `msrl reward list` shows them")
+    options: list[str] = setting([], "options of the verifiers as NAME.OPTION=VALUE, for instance [length.most=2000]; `msrl reward list` shows them")
     workers: int = setting(2, "verifier processes", least=1)
     timeout_s: float = setting(5.0, "seconds that one verdict may take before its process is killed", above=0.0)
     memory_mib: int = setting(2048, "memory that answers may take in one verifier process, in MiB, beyond what it has once started", least=128)

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -80,7 +80,7 @@ class Worker:
         settings = {
             "names": list(config.verifiers),
             "weights": list(config.weights),
-            "options": plain_options(config.options),
+            "options": list(config.options),
             "memory_mib": config.memory_mib,
             "timeout_s": config.timeout_s,
         }
@@ -99,15 +99,6 @@ class Worker:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
-
-
-def plain_options(value: Any) -> Any:
-    """Settings as plain dictionaries and lists, however the configuration holds them."""
-    if isinstance(value, Mapping):
-        return {str(key): plain_options(entry) for key, entry in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [plain_options(entry) for entry in value]
-    return value
 
 
 class RewardPool:

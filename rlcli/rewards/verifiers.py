@@ -6,7 +6,7 @@ import difflib
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,47 +69,88 @@ class Combined:
         return self.combine(self.verdicts(text, truth, extra))
 
 
-def check_names(names: Sequence[str], weights: Sequence[float], options: Mapping[str, Any] | None = None) -> None:
+def check_names(names: Sequence[str], weights: Sequence[float], options: Sequence[str] = ()) -> None:
     """Raise UserError for an unknown name, for options of a verifier that is not used, and for weights that do not fit. Imports nothing."""
     if not names:
         raise UserError("reward.verifiers is empty: name at least one, for instance reward.verifiers=[dapo]")
     for name in names:
         if ":" not in name and name not in BUILT_IN:
-            near = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(sorted(BUILT_IN))}"
+            hint = nearest(name, BUILT_IN)
             raise UserError(f"unknown verifier {name!r} in reward.verifiers: {hint} (a function of your own is named package.module:function)")
     if len(weights) != len(names):
         raise UserError(f"reward.weights has {len(weights)} values for {len(names)} verifiers: give one weight for each")
     if not all(math.isfinite(weight) for weight in weights):
         raise UserError(f"reward.weights must be finite numbers, not {list(weights)}")
-    for name in options or {}:
-        if name not in names:
-            raise UserError(f"reward.options.{name}: that verifier is not in reward.verifiers ({', '.join(names)})")
+    read_options(names, options)
 
 
-def resolve(names: Sequence[str], weights: Sequence[float] | None = None, options: Mapping[str, Any] | None = None) -> Combined:
+def read_options(names: Sequence[str], options: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Options written as NAME.OPTION=VALUE, by verifier. Errors: UserError for another form and for a verifier that is not used."""
+    read: dict[str, dict[str, str]] = {name: {} for name in names}
+    for option in options:
+        left, equals, value = option.partition("=")
+        name, dot, key = left.strip().rpartition(".")
+        if not equals or not dot or not key:
+            raise UserError(f"reward.options: {option!r} is not of the form NAME.OPTION=VALUE, for instance length.most=2000")
+        if name not in read:
+            raise UserError(f"reward.options: {option!r} is for a verifier that is not in reward.verifiers ({', '.join(names)})")
+        read[name][key] = value
+    return read
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A hint for a name that is not known."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"known are {', '.join(known)}" if known else "there are none"
+
+
+def resolve(names: Sequence[str], weights: Sequence[float] | None = None, options: Sequence[str] = ()) -> Combined:
     """The verifiers of these names as one, with their options bound; imports what they need. Errors: UserError."""
     weights = [1.0] * len(names) if weights is None else weights
-    options = options or {}
     check_names(names, weights, options)
-    return Combined(tuple(load(name, options.get(name) or {}) for name in names), tuple(float(weight) for weight in weights))
+    read = read_options(names, options)
+    return Combined(tuple(load(name, read[name]) for name in names), tuple(float(weight) for weight in weights))
 
 
-def load(name: str, options: Mapping[str, Any]) -> Verifier:
-    """One verifier by name, its options checked against the function's keyword-only parameters."""
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """A verifier's options and their defaults: its keyword-only parameters."""
+    parameters = inspect.signature(function).parameters.values()
+    return {parameter.name: parameter.default for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+
+
+def load(name: str, options: Mapping[str, str]) -> Verifier:
+    """One verifier by name, its options read as the type of their defaults. Errors: UserError."""
     function = find(name)
-    known = {key for key, parameter in inspect.signature(function).parameters.items() if parameter.kind is parameter.KEYWORD_ONLY}
-    for key in options:
+    known = options_of(function)
+    values = {}
+    for key, text in options.items():
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]}?" if near else (f"known are {', '.join(sorted(known))}" if known else "it has none")
-            raise UserError(f"reward.options.{name}.{key}: no such option of this verifier: {hint}")
+            raise UserError(f"reward.options: {name} has no option {key!r}: {nearest(key, known)}")
+        values[key] = read_value(f"{name}.{key}", text, known[key])
+    check = getattr(function, "check_options", None)
+    if check is not None:
+        check(**{**known, **values})
 
     def judge(text: str, truth: str, extra: dict[str, Any]) -> Verdict:
-        return as_verdict(name, function(text, truth, extra, **options))
+        return as_verdict(name, function(text, truth, extra, **values))
 
     marks: dict[str, Any] = {"wrong_score": 0.0, "judges": True, "warm_up": None}
     return Verifier(name, judge, **{mark: getattr(function, mark, default) for mark, default in marks.items()})
+
+
+def read_value(name: str, text: str, default: Any) -> Any:
+    """An option's value as the type of its default (text where that is None). Errors: UserError."""
+    kind = str if default is None or default is inspect.Parameter.empty else type(default)
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.strip().lower()]
+        return kind(text)
+    except (ValueError, KeyError):
+        words = {bool: "true or false", int: "a whole number", float: "a number"}
+        raise UserError(f"reward.options: {name} needs {words.get(kind, kind.__name__)}, not {text!r}") from None
 
 
 def find(name: str) -> Callable[..., Any]:
