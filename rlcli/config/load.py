@@ -46,9 +46,10 @@ class _Given:
     source: str
 
 
-def load(kind: str, recipe: str | None, overrides: list[str]) -> Loaded:
+def load(kind: str, recipe: str | None, overrides: list[str], complete: bool = True) -> Loaded:
     """The configuration of `dapo` or `dpo` from a recipe (name or file, or none) and overrides, which win.
 
+    complete: settings that a run needs must be given; without it they stay "???", for showing a recipe.
     Raises UserError with one line for each fault: unknown key, wrong type, out of range, missing.
     """
     faults: list[str] = []
@@ -57,7 +58,7 @@ def load(kind: str, recipe: str | None, overrides: list[str]) -> Loaded:
         given.update(_read_recipe(kind, recipes.find(kind, recipe), faults, ()))
     given.update(_read_overrides(kind, overrides, faults))
     name = Path(recipe).stem if recipe is not None else None
-    return Loaded(kind, _build(kind, given, faults), name, {key: item.source for key, item in given.items()})
+    return Loaded(kind, _build(kind, given, faults, complete), name, {key: item.source for key, item in given.items()})
 
 
 def from_dict(kind: str, data: dict[str, Any], overrides: list[str] | None = None, name: str | None = None) -> Loaded:
@@ -198,7 +199,7 @@ def _known(kind: str, key: str, node: yaml.Node, source: str, faults: list[str])
     return False
 
 
-def _build(kind: str, given: dict[str, _Given], faults: list[str]) -> Any:
+def _build(kind: str, given: dict[str, _Given], faults: list[str], complete: bool = True) -> Any:
     """The dataclass instance with every given value checked; raises one UserError for all faults."""
     settings = table(kind)
     values: dict[str, Any] = {}
@@ -207,7 +208,8 @@ def _build(kind: str, given: dict[str, _Given], faults: list[str]) -> Any:
             values[key] = convert(settings[key], item.node)
         except ValueFault as fault:
             faults.append(f"{key} {fault} ({item.source})")
-    faults.extend(_missing(setting) for setting in settings.values() if setting.required and setting.key not in given)
+    if complete:
+        faults.extend(_missing(setting) for setting in settings.values() if setting.required and setting.key not in given)
     if faults:
         raise UserError("\n".join(faults))
     return _instance(SCHEMAS[kind], values, "")

@@ -33,6 +33,12 @@ def purpose(path: Path) -> str:
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 
 
+def model_name(path: Path) -> str:
+    """The model that a recipe is made for: its "# model: NAME" comment, or an empty text."""
+    with path.open(encoding="utf-8") as lines:
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("# model:")), "")
+
+
 def find(kind: str, name: str, beside: Path | None = None) -> Path:
     """The file of a recipe given by name or by path (relative to `beside` first); raises UserError where there is none."""
     if name.endswith((".yaml", ".yml")) or "/" in name:
