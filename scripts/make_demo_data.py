@@ -5,7 +5,7 @@ addition: two worked turns and a question ("What is 7 + 12?", to be answered "An
 pairs: prompt, chosen and rejected as lists of messages, as jsonl; the chosen answer is right and in the asked format, the rejected one is wrong,
   or right and out of format. A third of them follow the two worked turns, a third have a system prompt.
 
-    python scripts/make_demo_data.py --out .demo/data
+    python scripts/make_demo_data.py --out .demo
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def make(folder: Path, train: int, test: int, seed: int) -> dict[str, int]:
     sums, held_out = split_sums(random.Random(seed), test)
     rng = random.Random(seed + 1)
     files = {
-        "addition.train.parquet": [addition_row("train", i, a, b) for i, (a, b) in enumerate(sums[:train])],
-        "addition.test.parquet": [addition_row("test", i, a, b) for i, (a, b) in enumerate(held_out)],
+        "add20.train.parquet": [addition_row("train", i, a, b) for i, (a, b) in enumerate(sums[:train])],
+        "add20.test.parquet": [addition_row("test", i, a, b) for i, (a, b) in enumerate(held_out)],
         "pairs.train.jsonl": [pair_row(rng, i, a, b) for i, (a, b) in enumerate(sums[:train])],
         "pairs.test.jsonl": [pair_row(rng, i, a, b) for i, (a, b) in enumerate(held_out)],
     }
@@ -117,7 +117,7 @@ def make(folder: Path, train: int, test: int, seed: int) -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(".demo/data"), help="folder to write to (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path(".demo"), help="folder to write to (default: %(default)s)")
     parser.add_argument("--train", type=int, default=320, help="most training rows (default: %(default)s)")
     parser.add_argument("--test", type=int, default=64, help="held-out rows, 1 to 100 (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1)

@@ -69,7 +69,7 @@ def tiny_model_factory(tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 
 @pytest.fixture(scope="session")
 def demo_data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """addition.train/test.parquet (320 and 64 rows of the DAPO schema) and pairs.train/test.jsonl."""
+    """add20.train/test.parquet (320 and 64 rows of the DAPO schema) and pairs.train/test.jsonl."""
     folder = tmp_path_factory.mktemp("demo-data")
     load_script("make_demo_data").make(folder, train=320, test=64, seed=1)
     return folder

@@ -20,7 +20,7 @@ def sums(path: Path) -> list[tuple[int, int, str]]:
 
 
 def test_answers_are_right_and_held_out_sums_never_occur_in_training(demo_data_folder: Path) -> None:
-    train, test = (sums(demo_data_folder / f"addition.{name}.parquet") for name in ("train", "test"))
+    train, test = (sums(demo_data_folder / f"add20.{name}.parquet") for name in ("train", "test"))
     assert (len(train), len(test)) == (320, 64)
     assert all(answer == str(a + b) for a, b, answer in train + test)
     assert len({(a, b) for a, b, _ in train}) == 320
@@ -28,7 +28,7 @@ def test_answers_are_right_and_held_out_sums_never_occur_in_training(demo_data_f
 
 
 def test_rows_have_two_worked_turns_before_the_question(demo_data_folder: Path) -> None:
-    row = pq.read_table(demo_data_folder / "addition.train.parquet").to_pylist()[0]
+    row = pq.read_table(demo_data_folder / "add20.train.parquet").to_pylist()[0]
     assert [turn["role"] for turn in row["prompt"]] == ["user", "assistant", "user", "assistant", "user"]
     assert list(row) == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     assert [row["prompt"][1]["content"], row["prompt"][3]["content"]] == ["Answer: 8", "Answer: 19"]
@@ -47,7 +47,7 @@ def test_pairs_differ_and_only_the_chosen_is_right_and_in_format(demo_data_folde
 def test_the_same_seed_gives_the_same_bytes_and_another_does_not(script: Callable[[str], ModuleType], tmp_path: Path) -> None:
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         script("make_demo_data").make(tmp_path / name, train=50, test=10, seed=seed)
-    for file in ("addition.train.parquet", "addition.test.parquet", "pairs.train.jsonl"):
+    for file in ("add20.train.parquet", "add20.test.parquet", "pairs.train.jsonl"):
         first, again, other = ((tmp_path / name / file).read_bytes() for name in "abc")
         assert first == again
         assert first != other
