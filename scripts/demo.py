@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("settings", nargs="*", help="settings of the run, as key=value")
     args = parser.parse_args()
     name = f"demo-{time.strftime('%Y%m%d-%H%M%S')}"
-    command = [sys.executable, "-m", "rlcli", "train", "dapo", "--recipe", "demo", f"data.train={args.data / 'train'}", f"data.eval={args.data / 'test'}"]
+    command = [sys.executable, "-m", "rlcli.app", "train", "dapo", "--recipe", "demo", f"data.train={args.data / 'train'}", f"data.eval={args.data / 'test'}"]
     command += [f"run.dir={args.runs}", f"run.name={name}", *args.settings]
     print("$ " + " ".join(["msrl", *command[3:]]), flush=True)
     start = time.monotonic()
