@@ -52,6 +52,7 @@ class UpdateResult:
     tokens: int  # tokens computed forward and backward, over all ranks
     micro_batches: int
     seconds: float
+    empty: bool = False  # there was no trainable token: nothing was done
 
 
 class TrainEngine(Protocol):

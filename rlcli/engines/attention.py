@@ -1,0 +1,200 @@
+"""Exact attention over packed segments with shared prompts, on torch's scaled dot product attention (SDPA).
+
+Each response sees its prompt and itself, no other response and no other segment. Short segments are taken together, several
+in one masked call, padded a little where their lengths differ; long ones one by one, the prompt causally and each response in
+blocks of queries against the keys it may see, so that no [length x length] mask ever stands whole. Everything that does not
+change between layers is worked out once a micro-batch, in a Plan.
+
+Suffixes: T packed tokens, K key-value heads, R query heads for each of them, D head size, B segments of a batch, L their length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from rlcli.engines.packed import Segment
+
+Tensor = torch.Tensor
+
+SHORT = 512  # tokens up to which a segment's own [L, L] mask is worth its memory
+ALIKE = 0.8  # segments share a batch if the shortest has at least this share of the longest one's tokens
+BATCH_TOKENS = 8192  # padded tokens of a batch of short segments, which bounds the memory of its masks
+BLOCK = 512  # queries of a long response that are taken at once
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Short segments taken together: `rows` B, padded to `length` L; `mask` [B or 1, 1, L * R, L] is added to the scores."""
+
+    rows: int
+    length: int
+    mask: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A long segment: a causal prompt, then (queries from, queries to, keys of the response from) of each block of a response."""
+
+    segment: Segment
+    blocks: tuple[tuple[int, int, int], ...]
+    mask: Tensor  # [BLOCK, longest + BLOCK]: zeros, then a causal square at the right; every block takes a view of it
+
+
+@dataclass(slots=True)
+class Plan:
+    """What attention and rotary embedding need of one micro-batch, in every layer the same.
+
+    cos_T, sin_T: [T, 1, 1, D / 2] in the dtype of the model.
+    gather: tokens in the order in which the parts take them, padding included; None where that is the packed order.
+    scatter: for each packed token, where it stands in that order. padding: which places of that order hold no token.
+    """
+
+    cos_T: Tensor
+    sin_T: Tensor
+    parts: list[Batch | Blocks]
+    gather: Tensor | None = None
+    scatter: Tensor | None = None
+    padding: Tensor | None = None
+
+
+def plan(segments: Sequence[Segment], cos_T: Tensor, sin_T: Tensor, ratio: int, dtype: torch.dtype) -> Plan:
+    """Work out how to attend over `segments`; `ratio` is R, the query heads for each key-value head of this rank."""
+    groups = alike(segments)
+    parts: list[Batch | Blocks] = []
+    order: list[Tensor] = []
+    for group in groups:
+        longest = group[0].length
+        if longest > SHORT:
+            parts.append(long_part(group[0], dtype))
+        else:
+            parts.append(Batch(len(group), longest, batch_mask(group, ratio, dtype)))
+        order += [places(segment, longest) for segment in group]
+    gather = torch.cat(order)
+    tokens = len(cos_T)
+    if len(gather) == tokens and bool((gather == torch.arange(tokens)).all()):
+        return Plan(cos_T, sin_T, parts)
+    padding = gather < 0
+    scatter = torch.empty(tokens, dtype=torch.int64)
+    scatter[gather[~padding]] = torch.arange(len(gather))[~padding]
+    return Plan(cos_T, sin_T, parts, gather.clamp(min=0), scatter, padding if bool(padding.any()) else None)
+
+
+def alike(segments: Sequence[Segment]) -> list[list[Segment]]:
+    """Segments by falling length, those that are short and of nearly equal length together; equal lengths keep their order."""
+    groups: list[list[Segment]] = []
+    for segment in sorted(segments, key=lambda s: (-s.length, s.start)):
+        last = groups[-1] if groups else None
+        longest = last[0].length if last else 0
+        fits = last is not None and longest <= SHORT and segment.length >= ALIKE * longest and (len(last) + 1) * longest <= BATCH_TOKENS
+        if last is not None and fits:
+            last.append(segment)
+        else:
+            groups.append([segment])
+    return groups
+
+
+def places(segment: Segment, length: int) -> Tensor:
+    """Numbers of a segment's tokens, then -1 up to `length`."""
+    out = torch.full((length,), -1, dtype=torch.int64)
+    out[: segment.length] = torch.arange(segment.start, segment.start + segment.length)
+    return out
+
+
+def batch_mask(group: Sequence[Segment], ratio: int, dtype: torch.dtype) -> Tensor:
+    """[B or 1, 1, L * R, L] of 0 and -inf; the R query heads of a token stand next to one another."""
+    length = group[0].length
+    if all((segment.prompt, segment.responses) == (group[0].prompt, group[0].responses) for segment in group):
+        group = group[:1]
+    seen = torch.stack([sees(segment, length) for segment in group])
+    mask = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+    return mask.repeat_interleave(ratio, dim=1)[:, None]
+
+
+def sees(segment: Segment, length: int) -> Tensor:
+    """[L, L] bool: which keys each token of a segment sees. Padding sees the first token, so that its softmax stays finite."""
+    response = torch.zeros(length, dtype=torch.int64)
+    lengths = torch.tensor(segment.responses, dtype=torch.int64)
+    response[segment.prompt : segment.length] = torch.repeat_interleave(torch.arange(1, len(lengths) + 1), lengths)
+    mine = (response[:, None] == response[None]) | (response[None] == 0)
+    seen = mine & torch.ones(length, length, dtype=torch.bool).tril()
+    seen[segment.length :] = False
+    seen[segment.length :, 0] = True
+    return seen
+
+
+def long_part(segment: Segment, dtype: torch.dtype) -> Blocks:
+    """The blocks of a long segment, numbered from the segment's start."""
+    blocks = []
+    begin = segment.prompt
+    for length in segment.responses:
+        for at in range(begin, begin + length, BLOCK):
+            blocks.append((at, min(at + BLOCK, begin + length), begin))
+        begin += length
+    keys = segment.prompt + max(segment.responses, default=0)
+    mask = torch.zeros(BLOCK, keys + BLOCK, dtype=dtype)
+    mask[:, keys:].masked_fill_(torch.ones(BLOCK, BLOCK, dtype=torch.bool).triu(1), float("-inf"))
+    return Blocks(segment, tuple(blocks), mask)
+
+
+def attend(q_KTRD: Tensor, k_KTD: Tensor, v_KTD: Tensor, how: Plan, scale: float) -> Tensor:
+    """Attention of packed queries over packed keys and values: [T, K * R * D], differentiable."""
+    if how.gather is not None and how.scatter is not None:
+        q_KTRD, k_KTD, v_KTD = (Reorder.apply(x, 1, how.gather, how.scatter, None) for x in (q_KTRD, k_KTD, v_KTD))
+    out = []
+    at = 0
+    for part in how.parts:
+        size = part.rows * part.length if isinstance(part, Batch) else part.segment.length
+        q, k, v = (x.narrow(1, at, size) for x in (q_KTRD, k_KTD, v_KTD))
+        out.append(attend_batch(q, k, v, part, scale) if isinstance(part, Batch) else attend_long(q, k, v, part, scale))
+        at += size
+    joined = out[0] if len(out) == 1 else torch.cat(out)
+    if how.gather is not None and how.scatter is not None:
+        return Reorder.apply(joined, 0, how.scatter, how.gather, how.padding)
+    return joined
+
+
+def attend_batch(q: Tensor, k: Tensor, v: Tensor, part: Batch, scale: float) -> Tensor:
+    """Short segments in one call; the R query heads of a token are taken as further queries of their key-value head."""
+    heads, _, ratio, size = q.shape
+    q = q.reshape(heads, part.rows, part.length * ratio, size).transpose(0, 1)
+    k, v = (x.unflatten(1, (part.rows, part.length)).transpose(0, 1) for x in (k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, scale=scale)  # [B, K, L * R, D]
+    out = out.unflatten(2, (part.length, ratio)).permute(0, 2, 1, 3, 4)
+    return out.reshape(part.rows * part.length, heads * ratio * size)
+
+
+def attend_long(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> Tensor:
+    """A long segment: prompt, then block after block of each response over prompt and response so far."""
+    prompt, ratio = part.segment.prompt, q.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k.unsqueeze(2), v.unsqueeze(2)))  # [K, R or 1, T, D]
+    k, v = (x.expand(-1, ratio, -1, -1) for x in (k, v))
+    out = [F.scaled_dot_product_attention(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt], is_causal=True, scale=scale)]
+    longest = part.mask.shape[1] - BLOCK
+    for start, stop, begin in part.blocks:
+        keys, values = (torch.cat([x[:, :, :prompt], x[:, :, begin:stop]], dim=2) for x in (k, v))
+        rows, seen = stop - start, prompt + stop - begin
+        mask = part.mask[:rows, longest + rows - seen : longest + rows]
+        out.append(F.scaled_dot_product_attention(q[:, :, start:stop], keys, values, attn_mask=mask, scale=scale))
+    joined = torch.cat(out, dim=2)  # [K, R, T, D]
+    return joined.permute(2, 0, 1, 3).reshape(joined.shape[2], -1)
+
+
+class Reorder(torch.autograd.Function):
+    """Take `index` along a dimension, with `inverse` to bring gradients back; places that are `padding` give none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, index: Tensor, inverse: Tensor, padding: Tensor | None) -> Tensor:
+        ctx.dim, ctx.inverse, ctx.padding = dim, inverse, padding
+        return x.index_select(dim, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        back = grads[0].index_select(ctx.dim, ctx.inverse)
+        if ctx.padding is not None:
+            back[ctx.padding] = 0  # only the outputs have padding, along their first dimension
+        return back, None, None, None, None

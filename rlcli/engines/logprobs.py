@@ -1,0 +1,160 @@
+"""Log-probabilities and entropies of chosen tokens, with the head applied to the tokens that need it, a chunk at a time.
+
+The logits of a chunk are made, used and dropped, and made again in the backward pass, so that [tokens x vocabulary] never
+stands whole. Under tensor parallelism every rank holds a slice of the vocabulary; ranks exchange a few numbers a token.
+
+With z = logits / temperature, lse = log sum exp z and p = exp(z - lse):
+    log-prob of token y:  z_y - lse                 d/dz = 1[y] - p
+    entropy:              lse - sum p z             d/dz = -p (log p + entropy)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+Tensor = torch.Tensor
+
+BLOCK_ELEMENTS = 1 << 20  # logits that are worked on at once, so that the passes over them stay in the cache
+
+
+def head_logprobs(
+    hidden_NH: Tensor,
+    weight_VH: Tensor,
+    targets_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    chunk: int = 1024,
+    entropy_grad: bool = False,
+    first: int = 0,
+    rows: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Log-prob of each target and entropy of its distribution, [N] float32 each; `chunk` tokens' logits stand at once.
+
+    first: vocabulary number of the weight's first row on this rank; rows: how many of its rows are vocabulary, the rest
+    being padding. group: the tensor parallel group, where it has more than one rank. The entropy has a gradient only with
+    `entropy_grad`. A weight with a `main_grad` (Megatron's float32 gradient buffer) gets its gradient added there.
+    """
+    sharded = group if group is not None and group.size() > 1 else None
+    valid = weight_VH.shape[0] if rows is None else rows
+    logprobs_N, entropy_N = HeadLogprobs.apply(hidden_NH, weight_VH, targets_N, temperature, chunk, entropy_grad, first, valid, sharded)
+    return logprobs_N, entropy_N
+
+
+class HeadLogprobs(torch.autograd.Function):
+    """The head and what follows it as one operation."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NH: Tensor,
+        weight_VH: Tensor,
+        targets_N: Tensor,
+        temperature: float,
+        chunk: int,
+        entropy_grad: bool,
+        first: int,
+        rows: int,
+        group: dist.ProcessGroup | None,
+    ) -> tuple[Tensor, Tensor]:
+        count = len(targets_N)
+        lse_N, mean_N, target_N = (hidden_NH.new_zeros(count, dtype=torch.float32) for _ in range(3))
+        local_N = targets_N - first
+        for at in chunks(count, chunk):
+            logits = hidden_NH[at] @ weight_VH[:rows].t()
+            lse_N[at], mean_N[at], target_N[at] = reduce_logits(logits, local_N[at], temperature, group)
+        entropy_N = lse_N - mean_N
+        ctx.save_for_backward(hidden_NH, weight_VH, local_N, lse_N, entropy_N)
+        ctx.settings = temperature, chunk, entropy_grad, rows, group
+        ctx.main_grad = getattr(weight_VH, "main_grad", None)
+        if not entropy_grad:
+            ctx.mark_non_differentiable(entropy_N)
+        return target_N - lse_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_NH, weight_VH, local_N, lse_N, entropy_N = ctx.saved_tensors
+        temperature, chunk, entropy_grad, rows, group = ctx.settings
+        weight = weight_VH[:rows]
+        grad_hidden_NH = torch.empty_like(hidden_NH)
+        total = WeightGrad(weight_VH, ctx.main_grad, rows)
+        for at in chunks(len(local_N), chunk):
+            logits = hidden_NH[at] @ weight.t()
+            entropy_part = (grads[1][at], entropy_N[at]) if entropy_grad else None
+            grad = grad_logits(logits, local_N[at], lse_N[at], grads[0][at], entropy_part, temperature)
+            torch.mm(grad, weight, out=grad_hidden_NH[at])
+            total.add(grad.t() @ hidden_NH[at])
+        if group is not None:
+            dist.all_reduce(grad_hidden_NH, group=group)
+        return grad_hidden_NH, total.result(), None, None, None, None, None, None, None
+
+
+class WeightGrad:
+    """Sum of a weight's gradient over chunks, in float32: straight into `main_grad` where there is one."""
+
+    def __init__(self, weight_VH: Tensor, main_grad: Tensor | None, rows: int) -> None:
+        self.weight_VH, self.main_grad, self.rows = weight_VH, main_grad, rows
+        self.sum_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if main_grad is None else main_grad
+
+    def add(self, grad_VH: Tensor) -> None:
+        self.sum_VH[: self.rows].add_(grad_VH)
+
+    def result(self) -> Tensor | None:
+        """What autograd is told: nothing where the gradient has already been added."""
+        return None if self.main_grad is not None else self.sum_VH.to(self.weight_VH.dtype)
+
+
+def chunks(count: int, size: int) -> Iterator[slice]:
+    """Slices that cut `count` items into runs of at most `size`."""
+    return (slice(start, min(start + size, count)) for start in range(0, count, size))
+
+
+def reduce_logits(logits_CV: Tensor, local_C: Tensor, temperature: float, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """(lse, sum p z, z of the target), [C] float32 each, over the whole vocabulary. local_C: targets numbered from this rank's first row."""
+    count, width = logits_CV.shape
+    largest_C, sums_3C = logits_CV.amax(-1).float() / temperature, torch.zeros(3, count, dtype=torch.float32, device=logits_CV.device)
+    if group is not None:
+        dist.all_reduce(largest_C, op=dist.ReduceOp.MAX, group=group)
+    for at in chunks(count, max(1, BLOCK_ELEMENTS // width)):
+        z = shifted(logits_CV[at], largest_C[at], temperature)
+        mine = (local_C[at] >= 0) & (local_C[at] < width)
+        sums_3C[2, at] = z.gather(1, local_C[at].clamp(0, width - 1)[:, None])[:, 0] * mine
+        e = z.exp()
+        sums_3C[0, at] = e.sum(-1)
+        sums_3C[1, at] = torch.linalg.vecdot(e, z)
+    if group is not None:
+        dist.all_reduce(sums_3C, group=group)
+    lse_C = sums_3C[0].log()
+    return lse_C + largest_C, sums_3C[1] / sums_3C[0] + largest_C, sums_3C[2] + largest_C
+
+
+def shifted(logits: Tensor, shift_C: Tensor, temperature: float) -> Tensor:
+    """logits / temperature - shift, as new float32 values."""
+    z = logits.to(torch.float32, copy=True)
+    if temperature != 1.0:
+        z.div_(temperature)
+    return z.sub_(shift_C[:, None])
+
+
+def grad_logits(
+    logits_CV: Tensor, local_C: Tensor, lse_C: Tensor, grad_C: Tensor, entropy: tuple[Tensor, Tensor] | None, temperature: float
+) -> Tensor:
+    """Gradient of the logits, written over them. entropy: (its gradient, its value), [C] each."""
+    width = logits_CV.shape[1]
+    scale_C = grad_C.float() / temperature
+    for at in chunks(len(logits_CV), max(1, BLOCK_ELEMENTS // width)):
+        log_p = shifted(logits_CV[at], lse_C[at], temperature)
+        if entropy is None:
+            grad = log_p.exp_().mul_(-scale_C[at, None])
+        else:
+            grad_H, value = (x[at, None].float() for x in entropy)
+            p = log_p.exp()
+            grad = log_p.add_(value).mul_(-grad_H / temperature).sub_(scale_C[at, None]).mul_(p)
+        mine = (local_C[at] >= 0) & (local_C[at] < width)
+        grad.scatter_add_(1, local_C[at].clamp(0, width - 1)[:, None], (scale_C[at] * mine)[:, None])
+        logits_CV[at].copy_(grad)
+    return logits_CV
