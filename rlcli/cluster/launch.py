@@ -7,11 +7,12 @@ import json
 import logging
 import os
 import secrets
-import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from rlcli.cluster import guardian
 from rlcli.cluster.host import Host
 from rlcli.cluster.processes import ProcessId
 from rlcli.cluster.supervise import Pulse, Worker, wait_all
@@ -31,14 +32,11 @@ def sweep_leftovers() -> None:
     """Remove the folders of runs whose driver is gone, and end what of theirs still lives."""
     for folder in _temporary_root().glob(FOLDER_PREFIX + "*"):
         try:
-            owner, *others = [ProcessId(*pair) for pair in json.loads((folder / "processes.json").read_text())]
-        except (OSError, ValueError, TypeError):
+            owner = ProcessId(*json.loads((folder / guardian.RECORD).read_text())[0])
+        except (OSError, ValueError, TypeError, IndexError):
             continue
-        if owner.alive():
-            continue
-        for process in others:
-            process.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+        if not owner.alive():
+            guardian.end_family(folder)
 
 
 class LocalCluster:
@@ -49,12 +47,16 @@ class LocalCluster:
         self.pulse = Pulse(heartbeat_s)
         self.workers: list[Worker] = []
         self._family: list[ProcessId] = [ProcessId.own()]
+        self._before: set[int] = set()  # children that the driver had already
         self.folder = Path()
+        self._guardian: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalCluster:
         sweep_leftovers()
+        self._before = {process.pid for process in ProcessId.own().tree()[1:]}
         self.folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir=_temporary_root()))
         self._record()
+        self._guardian = guardian.start(self.folder)
         try:
             self._start()
         except BaseException:
@@ -76,7 +78,7 @@ class LocalCluster:
                 num_cpus=self.cpus,
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(self.folder),
+                _temp_dir=str(self.folder / "r"),  # Ray opens its folder to everybody; the one around it stays closed
                 log_to_driver=False,
                 logging_level=logging.ERROR,
                 _node_ip_address="127.0.0.1",
@@ -88,11 +90,12 @@ class LocalCluster:
 
     def _record(self) -> None:
         """Write down which processes belong to this run, so that the next start can end them should this one be killed."""
-        known = {process.pid: process for process in [*self._family, *ProcessId.own().tree()]}
+        not_ours = {*self._before, self._guardian.pid if self._guardian else 0}
+        known = {process.pid: process for process in [*self._family, *ProcessId.own().tree()] if process.pid not in not_ours}
         self._family = [ProcessId.own(), *(process for pid, process in known.items() if pid != os.getpid())]
-        part = self.folder / "part-processes.json"
+        part = self.folder / f"part-{guardian.RECORD}"
         part.write_text(json.dumps([(process.pid, process.started) for process in self._family]))
-        os.replace(part, self.folder / "processes.json")
+        os.replace(part, self.folder / guardian.RECORD)
 
     def spawn(self, names: list[str], logs: list[Path], envs: list[dict[str, str]], cpus: float, timeout_s: float) -> list[Worker]:
         """Start one empty host actor for each name; they are housed by `Host.build` afterwards."""
@@ -104,10 +107,17 @@ class LocalCluster:
             options = {"num_cpus": cpus, "max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": env}}
             workers.append(Worker(name, actor_class.options(**options).remote(str(log)), log))
         self.workers += workers
-        for worker, (process, _) in zip(workers, self.call(workers, "identity", what="start", timeout_s=timeout_s), strict=True):
+        # No pulse yet: a process that still starts cannot answer.
+        identities = wait_all([(worker, worker.actor.identity.remote()) for worker in workers], "start", timeout_s)
+        for worker, (process, _) in zip(workers, identities, strict=True):
             worker.process = process
         self._record()
         return workers
+
+    def adopt(self, workers: list[Worker]) -> None:
+        """Take in actors made elsewhere: they are ended with this cluster, and their processes are written down."""
+        self.workers += workers
+        self._record()
 
     def call(self, workers: list[Worker], method: str, *args: Any, what: str, timeout_s: float) -> list[Any]:
         """The same method of the host actors themselves, on all of them, with a deadline."""
@@ -124,9 +134,11 @@ class LocalCluster:
 
         with contextlib.suppress(Exception):  # what counts is that the processes below are gone
             ray.shutdown()
-        for process in self._family[1:]:
-            process.kill()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        guardian.end_family(self.folder)
+        if self._guardian is not None and self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+            self._guardian.wait()
+            self._guardian = None
 
     def _record_quietly(self) -> None:
         with contextlib.suppress(OSError):

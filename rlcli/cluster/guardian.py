@@ -1,0 +1,53 @@
+"""A small process that outlives the driver by a moment: when the driver is gone, however it went, it ends all that was the driver's.
+
+Started as `python -m rlcli.cluster.guardian FOLDER` with a pipe as standard input, whose other end only the driver holds: its end of
+file is the driver's death. Ray's own agents outlive a killed driver, and so may processes that workers started.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from rlcli.cluster.processes import ProcessId
+
+RECORD = "processes.json"
+GRACE_S = 1.0  # for those that end by themselves, so that they can flush their logs
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    """Start the guardian of `folder`; keep the returned process: closing its standard input lets it do its work."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "rlcli.cluster.guardian", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C on the terminal is not for it
+    )
+
+
+def end_family(folder: Path) -> None:
+    """End every process on record and its descendants, then remove the folder. The first on record is the driver itself: left alone."""
+    try:
+        known = [ProcessId(*pair) for pair in json.loads((folder / RECORD).read_text())[1:]]
+    except (OSError, ValueError, TypeError):
+        known = []
+    for member in {member for process in known for member in process.tree()}:
+        member.kill()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def main() -> None:
+    sys.stdin.buffer.read()  # until the driver closes its end, or dies
+    folder = Path(sys.argv[1])
+    if folder.exists():
+        time.sleep(GRACE_S)
+        end_family(folder)
+
+
+if __name__ == "__main__":
+    main()
