@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,13 @@ from rlcli.models.files import read_folder
 pytestmark = pytest.mark.engine
 KINDS = ("llama", "qwen2", "qwen3", "mistral", "qwen3_moe")
 CASES = [(kind, tie) for kind in KINDS for tie in (False, True)]
+VARIANTS = {  # a kind with config.json changed, in both spellings of rope
+    "llama3": ("llama", {"rope_parameters": None, "rope_theta": 50.0, "rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}),
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1000.0}}),
+    "theta": ("qwen3", {"rope_parameters": None, "rope_theta": 1000000.0}),
+    "unnormalised": ("qwen3_moe", {"norm_topk_prob": False}),
+}
 LAYOUTS = [("tp2_pp2", 2, 2, 1), ("pp2", 1, 2, 1), ("tp2", 2, 1, 1)]
 
 
@@ -38,21 +46,35 @@ def run_ranks(folder: Path, world: int, jobs: list[dict]) -> None:
 @pytest.fixture(scope="module")
 def logits(tmp_path_factory, tiny_model_factory):
     folder = tmp_path_factory.mktemp("logits")
-    jobs = [{"folder": str(tiny_model_factory(k, t)), "tensor": 1, "pipeline": 1, "logits": str(folder / f"{k}{t}.pt")} for k, t in CASES]
-    run_ranks(folder, 1, jobs)
-    return lambda kind, tie: torch.load(folder / f"{kind}{tie}.pt")
+    folders = {f"{kind}-{tie}": tiny_model_factory(kind, tie) for kind, tie in CASES}
+    for name, (kind, changes) in VARIANTS.items():
+        folders[name] = Path(shutil.copytree(tiny_model_factory(kind, False), folder / name))
+        change_config(folders[name], changes)
+    run_ranks(folder, 1, [{"folder": str(f), "tensor": 1, "pipeline": 1, "logits": str(folder / f"{name}.pt")} for name, f in folders.items()])
+    return {name: (f, torch.load(folder / f"{name}.pt")) for name, f in folders.items()}
 
 
-@pytest.mark.parametrize(("kind", "tie"), CASES)
-def test_logits_equal_transformers(kind, tie, logits, tiny_model_factory):
+def change_config(folder: Path, changes: dict) -> None:
+    config = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+
+
+@pytest.mark.parametrize("name", [*(f"{kind}-{tie}" for kind, tie in CASES), *VARIANTS])
+def test_logits_equal_transformers(name, logits):
     import transformers
 
+    folder, found = logits[name]
     ids = torch.randint(0, 320, (2, 24), generator=torch.Generator().manual_seed(7))
-    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_model_factory(kind, tie), dtype=torch.float32, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         expected = model(ids).logits
     assert expected.std() > 0.3  # else closeness would say little
-    torch.testing.assert_close(logits(kind, tie), expected, atol=5e-5, rtol=0)
+    torch.testing.assert_close(found, expected, atol=5e-5, rtol=0)
+
+
+def test_variants_matter(logits):
+    plain = logits["llama-False"][1]
+    assert all((logits[name][1] - plain).abs().max() > 1e-2 for name in ("llama3", "linear"))
 
 
 @pytest.fixture(scope="module")
