@@ -18,6 +18,20 @@ BUILT_IN = {
     "dapo": "rlcli.rewards.answers:dapo",
     "boxed": "rlcli.rewards.answers:boxed",
     "exact": "rlcli.rewards.answers:exact",
+    "math": "rlcli.rewards.symbolic:math",
+    "format": "rlcli.rewards.form:format_",
+    "length": "rlcli.rewards.form:length",
+    "regex": "rlcli.rewards.form:regex",
+    # The predecessor's, by its names and with its scores.
+    "acc": "rlcli.rewards.predecessor:acc",
+    "acc_for_dapo": "rlcli.rewards.answers:dapo",
+    "math_17k_acc": "rlcli.rewards.predecessor:boxed_math",
+    "acc_for_ppo": "rlcli.rewards.predecessor:boxed_math",
+    "base_acc": "rlcli.rewards.predecessor:base_acc",
+    "math_verify_reward": "rlcli.rewards.predecessor:base_acc",
+    "strict_format": "rlcli.rewards.predecessor:strict_format",
+    "step": "rlcli.rewards.predecessor:step",
+    "retool_reward": "rlcli.rewards.predecessor:retool_reward",
 }
 
 
