@@ -54,7 +54,6 @@ class Entry:
 
 COMMANDS = [
     Entry("train dapo", "train:dapo", "Train with DAPO: sample, judge, update.", TRAIN),
-    Entry("train dpo", "train:dpo", "Train with DPO on pairs of answers.", TRAIN),
     Entry("resume", "resume:resume", "Go on with a run from its checkpoint.", TRAIN),
     Entry("eval", "eval:evaluate", "Measure a model's accuracy on held-out prompts.", TRAIN),
     Entry("recipes list", "recipes:list_recipes", "The recipes there are, and what each is for.", PREPARE),
@@ -141,18 +140,18 @@ def _root(
     """
 
 
-def build() -> Any:
-    """The root command."""
+def application() -> typer.Typer:
+    """The root, to be run by `main` or by a test's runner."""
     root = typer.Typer(cls=CommandGroup, add_completion=False, rich_markup_mode="rich", no_args_is_help=True, context_settings=_HELP_OPTIONS)
     root.callback()(_root)
-    return typer.main.get_command(root)
+    return root
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run `msrl` and leave with its exit code: 0 done, 1 failed at run time, 2 wrong input, 3 stopped early and resumable."""
     args, debug = _take_debug(list(sys.argv[1:] if argv is None else argv))
     try:
-        build()(args=args, prog_name="msrl")
+        typer.main.get_command(application())(args=args, prog_name="msrl")
     except MsrlError as error:
         if debug:
             raise

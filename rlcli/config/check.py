@@ -147,7 +147,7 @@ def _tensor(key: str, size: int, model: Architecture) -> Iterator[str]:
     elif model.kv_heads % size and size % model.kv_heads:
         yield f"{key}={size} neither divides the model's {model.kv_heads} key-value heads nor is a multiple of them"
     ffn = model.expert_ffn if model.moe_layers == model.layers else model.ffn
-    if ffn % size:
+    if ffn % size and model.heads % size == 0:
         yield f"{key}={size} does not divide the width {ffn} of the model's MLP"
 
 

@@ -15,6 +15,7 @@ from rlcli.config.schema import DapoRecipe, DpoRecipe
 
 BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 CACHE_SHARE = 0.4  # of free memory, on a CPU, for all key-value caches together
+LEAST_CACHE = 64 << 20
 CACHE_BLOCK_TOKENS = 32  # key-values are kept in whole blocks
 
 
@@ -114,7 +115,7 @@ def _cache(config: DapoRecipe, model: Architecture, size: int, room: int | None)
     how = f"{engine.max_running_samples} responses and {groups} prompts of full length = {tokens:,} tokens x {token / 1024:,.1f} KiB"
     if room is not None and room < tokens * token:
         return max(room, 0), f"what is left; {how} would be {tokens * token / 2**30:,.1f} GiB, so fewer samples run at once"
-    return tokens * token, how
+    return max(tokens * token, LEAST_CACHE), how
 
 
 def cache_tokens(config: DapoRecipe) -> int:
