@@ -22,6 +22,7 @@ from rlcli.errors import RunError
 from rlcli.types import FloatArray, Int32Array, Sample
 
 LIFE = "life"  # Ray's concurrency group that answers signs of life while the engine is busy
+SHUTDOWN_SECONDS = 1.0  # vLLM's processes hold nothing worth more patience; then they are killed
 BATCHED_TOKENS = 8192  # most tokens that one engine step computes
 
 
@@ -125,7 +126,7 @@ class RolloutWorker:
         """End vLLM's processes."""
         if self._engine is not None:
             engine, self._engine = self._engine, None
-            await asyncio.to_thread(engine.shutdown)
+            await asyncio.to_thread(engine.shutdown, timeout=SHUTDOWN_SECONDS)
 
     async def _submit(self, request: Request, sampling: Sampling) -> tuple[str, Any]:
         self._number += 1
