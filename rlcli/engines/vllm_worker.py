@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from rlcli.cluster.processes import ProcessId
@@ -28,7 +28,8 @@ class WorkerExtension:
         Raises RunError where a file cannot be read, or a tensor is not what its checksum says.
         """
         handle = WeightHandle(version, tuple(files), tied_head, checksums)
-        self.model_runner.reload_weights(weights_iterator=_checked(handle))
+        check_files(handle)  # all of it first: a reload that is broken off leaves a model without weights
+        self.model_runner.reload_weights(weights_iterator=read_files(handle))
         if tied_head:
             self.msrl_repack_head()
         return version
@@ -53,15 +54,17 @@ def _divided(logits: Any, temperature: float) -> Any:
     return None if logits is None else logits / temperature
 
 
-def _checked(handle: WeightHandle) -> Iterator[tuple[str, Any]]:
-    """The tensors, each compared with its checksum (the float64 sum of its values) where there is one."""
+def check_files(handle: WeightHandle) -> None:
+    """Raise RunError where a file is missing or of another version, or a tensor's float64 sum is not its checksum."""
+    missing = set(handle.checksums)
     for name, tensor in read_files(handle):
-        wanted = handle.checksums.get(name)
-        if wanted is not None:
-            found = float(tensor.double().sum())
+        if name in missing:
+            missing.remove(name)
+            wanted, found = handle.checksums[name], float(tensor.double().sum())
             if abs(found - wanted) > 1e-6 * max(1.0, abs(wanted)):
                 raise RunError(f"weight sync: {name} of version {handle.version} sums to {found:.6g}, not {wanted:.6g}: it was changed on the way")
-        yield name, tensor
+    if missing:
+        raise RunError(f"weight sync: version {handle.version} lacks {', '.join(sorted(missing)[:3])}")
 
 
 def end_with_owner(owner: ProcessId) -> None:
