@@ -1,0 +1,108 @@
+"""The file operations of checkpoints, each durable and each failing with one line that names what and why.
+
+Everything that changes a checkpoint folder goes through these functions, so that a test can stop at any one of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlcli.errors import MsrlError, RunError, UserError
+
+BLOCK = 4 << 20  # bytes read at once while hashing
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it."""
+    with _named("make the folder", path):
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a whole file and see it to the disk."""
+    with _named("write", path), path.open("wb") as out:
+        out.write(data)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def seal_file(path: Path) -> tuple[int, str]:
+    """(bytes, sha256) of a file that somebody else wrote, after seeing it to the disk."""
+    with _named("see to the disk", path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        return hash_file(path)
+
+
+def hash_file(path: Path) -> tuple[int, str]:
+    """(bytes, sha256) of a file, read in blocks."""
+    digest, size = hashlib.sha256(), 0
+    buffer = memoryview(bytearray(BLOCK))
+    with path.open("rb", buffering=0) as source:
+        while count := source.readinto(buffer):
+            digest.update(buffer[:count])
+            size += count
+    return size, digest.hexdigest()
+
+
+def sync_folder(path: Path) -> None:
+    """See a folder's entries to the disk, so that a rename in it survives a power cut."""
+    with _named("see to the disk", path):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a folder its new name, in one step; there must be nothing of that name."""
+    with _named("rename to " + new.name, old):
+        if new.exists():
+            raise FileExistsError(errno.EEXIST, "exists already")
+        os.rename(old, new)
+
+
+def delete_folder(path: Path) -> None:
+    """Remove a folder and all in it."""
+    with _named("remove", path):
+        shutil.rmtree(path)
+
+
+def files_in(folder: Path) -> list[Path]:
+    """All regular files below a folder, sorted."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@contextmanager
+def _named(what: str, path: Path) -> Iterator[None]:
+    """Turns the system's errors into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise explained(what, path, error) from error
+
+
+def explained(what: str, path: Path, error: OSError) -> MsrlError:
+    """The error that a user reads."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return RunError(f"checkpoint: cannot {what} {path}: the disk is full ({_free(path)}); free some space, or lower checkpoint.keep_last")
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return UserError(f"checkpoint: cannot {what} {path}: {reason.lower()}; choose a folder that can be written to (run.dir=...)")
+    return RunError(f"checkpoint: cannot {what} {path}: {reason}")
+
+
+def _free(path: Path) -> str:
+    while not path.exists():
+        path = path.parent
+    return f"{shutil.disk_usage(path).free / 2**30:.2f} GiB free"
