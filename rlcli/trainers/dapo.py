@@ -38,6 +38,7 @@ class DapoTrainer:
         measured = self.evaluate("before") if config.eval.before and self.step == 0 else {}
         self.clock.read()
         while self.step < config.train.steps:
+            parts.rollout.what = f"step {self.step + 1}, rollout"
             with self.clock.stage("rollout"):
                 collected = parts.sampler.collect(self.step + 1, self.version)
             with self.clock.stage("update"):

@@ -45,8 +45,8 @@ class Tally:
 class Judge:
     """Turns prompts into judged groups, with one rollout engine, one reward pool and the model's tokenizer."""
 
-    def __init__(self, rollout: RolloutEngine, rewards: RewardPool, decode: Callable[[Sequence[int]], str], what: Callable[[], str]) -> None:
-        self.rollout, self.rewards, self.decode, self.what = rollout, rewards, decode, what
+    def __init__(self, rollout: RolloutEngine, rewards: RewardPool, decode: Callable[[Sequence[int]], str]) -> None:
+        self.rollout, self.rewards, self.decode = rollout, rewards, decode
         self.tally = Tally()
         self.drawn = 0  # prompts sampled in this run: numbers every request, so that no seed is ever used twice
 
@@ -67,7 +67,7 @@ class Judge:
             yield from self._judged(waiting, first, timeout=POLL_S)
 
     def items(self, prompt: Prompt, samples: Sequence[Sample]) -> list[Item]:
-        return [Item(self.decode(sample.token_ids), prompt.answer, prompt.extra) for sample in samples]
+        return [Item(self.decode(sample.token_ids.tolist()), prompt.answer, prompt.extra) for sample in samples]
 
     def read_tally(self) -> dict[str, float]:
         """Metrics of everything sampled since the last reading."""

@@ -1,0 +1,22 @@
+"""`msrl train dapo` and `msrl train dpo`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+Recipe = Annotated[Optional[str], typer.Option("--recipe", "-r", help="A recipe's name (see `msrl recipes list`) or a YAML file.")]
+Overrides = Annotated[Optional[list[str]], typer.Argument(help="Settings as key=value, after any recipe: train.steps=100 optim.lr=1e-6")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check everything, print the plan (arithmetic, layout, memory) and stop.")]
+
+
+def dapo(overrides: Overrides = None, recipe: Recipe = None, dry_run: DryRun = False) -> None:
+    """Train with DAPO: sample answers, judge them, update on the informative groups.
+
+    Example: msrl train dapo --recipe demo train.steps=20 optim.lr=1e-5
+    """
+    from rlcli.config.load import load
+    from rlcli.trainers.launch import train_dapo
+
+    train_dapo(load("dapo", recipe, overrides or []), dry_run=dry_run)

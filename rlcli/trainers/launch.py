@@ -1,0 +1,103 @@
+"""From a checked configuration to a finished run: what `msrl train dapo` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlcli.config.architecture import read_architecture
+from rlcli.config.load import Loaded
+from rlcli.config.plan import Counts, plan, require
+from rlcli.config.schema import DapoRecipe
+from rlcli.data.prepare import open_or_prepare
+from rlcli.data.store import PromptSet
+from rlcli.data.tokens import load_tokenizer
+from rlcli.models.registry import read_model
+from rlcli.models.spec import ModelSpec
+from rlcli.platforms.base import pick
+from rlcli.runs.environment import describe
+from rlcli.runs.folder import RunFolder
+from rlcli.trainers.dapo import DapoTrainer
+from rlcli.trainers.parts import dapo_parts
+from rlcli.trainers.stopping import Stopper
+
+CACHE = "data-cache"  # below run.dir: rows that were prepared on the way
+
+
+def open_prompts(config: DapoRecipe, source: str) -> PromptSet:
+    """The prompts that `data.train` or `data.eval` names, prepared on the way where they are plain rows."""
+    opened = open_or_prepare(
+        source,
+        "prompts",
+        config.model,
+        config.data.max_prompt_tokens,
+        config.data.template,
+        config.data.enable_thinking,
+        Path(config.run.dir) / CACHE,
+    )
+    assert isinstance(opened, PromptSet)
+    return opened
+
+
+def decoder(folder: str) -> Callable[[Sequence[int]], str]:
+    """Token ids to text as verifiers and readers see it: without special tokens."""
+    tokenizer = load_tokenizer(folder)
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    return decode
+
+
+def check_dapo(config: DapoRecipe) -> ModelSpec:
+    """Everything that can be found wrong before anything starts: the model's folder, the arithmetic, the devices."""
+    spec = read_model(config.model)
+    platform = pick(config.cluster.platform)
+    require(config, read_architecture(config.model), platform.name, None if platform.name == "cpu" else platform.device_count())
+    return spec
+
+
+def show_plan(loaded: Loaded, rows: int | None) -> None:
+    from rich.console import Console
+
+    config = loaded.config
+    platform = pick(config.cluster.platform)
+    counts = Counts(rows=rows, devices=platform.device_count(), memory=platform.memory().total, platform=platform.name)
+    Console().print(plan(config, read_architecture(config.model), counts).render())
+
+
+def train_dapo(loaded: Loaded, dry_run: bool = False) -> Path | None:
+    """Run a recipe to its end; returns the run's folder, or None after a dry run."""
+    config = loaded.dapo
+    spec = check_dapo(config)
+    train = open_prompts(config, config.data.train)
+    held_out = open_prompts(config, config.data.eval) if config.data.eval else None
+    if dry_run:
+        show_plan(loaded, len(train))
+        return None
+    environment = describe(model=str(spec.folder), recipe=loaded.recipe_name)
+    with RunFolder.create(config, "dapo", loaded.recipe_name, environment) as run:
+        tell_data(run, train, held_out)
+        run_dapo(config, spec, run, train, held_out)
+    return run.path
+
+
+def tell_data(run: RunFolder, train: PromptSet, held_out: PromptSet | None) -> None:
+    for name, prompts in (("training", train), ("held-out", held_out)):
+        if prompts is not None:
+            left = f"; {prompts.left_out} over data.max_prompt_tokens were left out" if prompts.left_out else ""
+            run.console.info(f"{len(prompts)} {name} prompts{left}")
+
+
+def run_dapo(config: DapoRecipe, spec: ModelSpec, run: RunFolder, train: PromptSet, held_out: PromptSet | None) -> None:
+    """Start all parts, train, export the model."""
+    decode = decoder(config.model)
+    run.decode = decode
+    run.console.info(f"run folder {run.path}")
+    prompts = [held_out.prompt(number) for number in range(len(held_out))] if held_out is not None else []
+    with Stopper(config.run.max_minutes) as stopper, dapo_parts(config, spec, run, train, prompts, decode, stopper) as parts:
+        trainer = DapoTrainer(config, parts)
+        trainer.train()
+        parts.trainer.what = "export"
+        parts.trainer.export(run.final)
+        run.console.info(f"the trained model is in {run.final}")
