@@ -36,7 +36,9 @@ def build_model(spec: ModelSpec, layout: Layout, dtype: torch.dtype, recompute: 
     Raises UserError where the model cannot be laid out so.
     """
     check_layout(spec, layout)
-    options: dict[str, Any] = {"calculate_per_token_loss": True, "variable_seq_lengths": True, "perform_initialization": False}
+    options: dict[str, Any] = {"calculate_per_token_loss": True, "variable_seq_lengths": True}
+    # Weights come from the HF folder. Initialising must still run, on nothing: it marks which parameters are split over tensor ranks.
+    options |= dict.fromkeys(("init_method", "output_layer_init_method", "embedding_init_method"), keep)
     options["moe_token_dispatcher_type"] = "alltoall"  # the default is refused with variable lengths, even without experts
     if layout.pipeline > 1:
         options["deallocate_pipeline_outputs"] = True
@@ -53,6 +55,10 @@ def build_model(spec: ModelSpec, layout: Layout, dtype: torch.dtype, recompute: 
         **gpt_arguments(spec, layout.tensor),
     )
     return model.to(dtype)
+
+
+def keep(weight: Tensor) -> Tensor:
+    return weight
 
 
 def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:

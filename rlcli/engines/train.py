@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -219,6 +220,8 @@ def prepare_process(setup: TrainSetup) -> Any:
 
     from rlcli.platforms.base import pick
 
+    for module in (r"megatron\.core", r"torch\.distributed"):  # they warn of what is missing or deprecated, once a rank, to no end here
+        warnings.filterwarnings("ignore", module=module)
     if setup.threads:
         torch.set_num_threads(setup.threads)
     if setup.deterministic:
