@@ -31,13 +31,18 @@ class HfWriter:
     that sees the folder: one calls `create`, then all call `write`, then (all done) the first calls `finish`.
     """
 
-    def __init__(self, spec: ModelSpec, folder: str | Path, dtype: str | None = None, shard_bytes: int = SHARD_BYTES) -> None:
-        """`dtype` is torch's name of what floats are stored as ("bfloat16"); None: as in the source folder."""
+    def __init__(
+        self, spec: ModelSpec, folder: str | Path, dtype: str | None = None, shard_bytes: int = SHARD_BYTES, dtypes: dict[str, str] | None = None
+    ) -> None:
+        """`dtype` is torch's name of what weights are stored as ("bfloat16"); None: as `dtypes` says by HF name, or as in the source folder."""
         self.spec, self.folder, self.dtype = spec, Path(folder), dtype
         self.partial = self.folder.with_name(self.folder.name + ".partial")
         codes = {v: k for k, v in FLOATS.items()}
         sources = [s for rule in spec.rules if not rule.copy for s in rule.sources]
-        self.code = {s.name: codes[dtype] if dtype else spec.tensors[s.name].dtype for s in sources}
+        if dtypes is not None:
+            self.code = {s.name: codes[dtypes[s.name]] for s in sources}
+        else:
+            self.code = {s.name: codes[dtype] if dtype else spec.tensors[s.name].dtype for s in sources}
         self.shape = {s.name: s.shape for s in sources}
         self.shards = _split({n: math.prod(self.shape[n]) * BYTES[self.code[n]] for n in self.shape}, shard_bytes)
         self.places: dict[str, tuple[str, int, int]] = {}
@@ -62,6 +67,10 @@ class HfWriter:
             raise UserError(f"{parent}: {self.bytes / 2**30:.1f} GiB are needed for the model, {free / 2**30:.1f} GiB are free")
         shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir()
+        self.lay_out()
+
+    def lay_out(self) -> None:
+        """Every file of the folder, the weights' data still zeros, into `partial`, which exists."""
         for file, names in self.shards.items():
             with open(self.partial / file, "wb") as f:
                 f.write(self._heads[file])

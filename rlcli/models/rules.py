@@ -133,18 +133,21 @@ def join(rule: Rule, parts: int, rank: int, read: Callable[[str, int | None, int
 
 
 def lay(rule: Rule, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The HF tensors of `rule`, in the order of its sources, from all its shards in rank order. Padding is dropped."""
+    """The HF tensors of `rule`, in the order of its sources, from all its shards in rank order.
+
+    Padding is dropped, also where there is more of it than `parts` asks for.
+    """
     import torch
 
     axis, parts = rule.axis or 0, len(shards)
-    if parts == 1 and len(rule.sources) == 1 and rule.order == "whole":
-        return [shards[0]]
+    if rule.order in ("whole", "padded"):
+        joined = shards[0] if parts == 1 else torch.cat(list(shards), dim=axis)
+        return [joined.narrow(axis, 0, rule.sources[0].shape[axis])]
     whole = [torch.empty(source.shape, dtype=shards[0].dtype) for source in rule.sources]
     for rank, shard in enumerate(shards):
         at = 0
         for s in rule.segments(parts, rank):
             length = s.stop - s.start
-            if s.source != PADDING:
-                whole[s.source].narrow(axis, s.start, length).copy_(shard.narrow(axis, at, length))
+            whole[s.source].narrow(axis, s.start, length).copy_(shard.narrow(axis, at, length))
             at += length
     return whole

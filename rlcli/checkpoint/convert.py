@@ -1,0 +1,156 @@
+"""Converting a model between formats and layouts: one parameter at a time, then everything compared bit for bit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from rlcli.checkpoint.classic_write import ClassicTarget
+from rlcli.checkpoint.dist_write import DistTarget
+from rlcli.checkpoint.formats import open_stored
+from rlcli.checkpoint.hf_folder import HfTarget
+from rlcli.checkpoint.regions import same_bits
+from rlcli.checkpoint.sharded import ShardedTarget
+from rlcli.checkpoint.stored import Stored
+from rlcli.checkpoint.target import Target
+from rlcli.errors import RunError, UserError
+from rlcli.models.layout import Layout
+from rlcli.models.megatron import check_layout
+from rlcli.models.rules import Rule
+
+TARGETS: dict[str, type[Target]] = {"hf": HfTarget, "mcore": ShardedTarget, "torch_dist": DistTarget, "classic": ClassicTarget}
+Progress = Callable[[str, int, int], None]  # (stage, bytes done, bytes in all)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """What to convert, and how. `dtype`: "keep", or torch's name of what the weights become."""
+
+    load: Path
+    save: Path
+    to: str
+    named: str | None = None  # format that `load` must be in
+    layout: Layout = field(default_factory=Layout)
+    extend: bool | None = None  # experts dealt over TP too (moe_tp_extend_ep): of the target, and of a source that does not tell
+    names: str = "mindspeed"  # names in classic folders
+    dtype: str = "keep"
+    model: Path | None = None  # HF folder with config.json and tokenizer, where `load` has none
+    verify: bool = True
+    threads: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """What a conversion did."""
+
+    source: str
+    target: str
+    tensors: int
+    bytes: int
+    seconds: float
+    verified: int  # parameters found equal, bit for bit
+    verify_seconds: float
+
+
+def convert(job: Conversion, progress: Progress = lambda stage, done, total: None) -> Converted:
+    """Convert, and verify unless told not to; nothing is left at `job.save` when anything fails.
+
+    Raises UserError for a source that is incomplete or a layout that cannot be, RunError for a target that does not come out equal.
+    """
+    source = open_stored(job.load, job.named, job.model, job.extend)
+    target = make_target(job, source)
+    rules = [rule for rule in source.spec.rules if job.to != "hf" or not rule.copy]
+    began = time.perf_counter()
+    try:
+        target.create()
+        done = each(rules, lambda rule: _move(source, target, rule), "convert", job.threads, progress)
+        target.finish()
+    except BaseException:
+        target.abandon()
+        raise
+    seconds, verified = time.perf_counter() - began, 0
+    if job.verify:
+        verified = verify(source, job, target, progress)
+    return Converted(source.format, job.to, len(rules), done, seconds, verified, time.perf_counter() - began - seconds)
+
+
+def make_target(job: Conversion, source: Stored) -> Target:
+    """The target, its layout checked; nothing is written yet."""
+    if job.to not in TARGETS:
+        raise UserError(f"--to {job.to}: no such format (only {', '.join(TARGETS)})")
+    layout, extend = job.layout, bool(job.extend) and job.to == "classic"
+    if not source.spec.experts:
+        layout = replace(layout, expert_tensor=1)
+    elif extend:
+        layout = replace(layout, expert=layout.expert * layout.tensor, expert_tensor=1)
+    if job.to != "hf":
+        check_layout(source.spec, layout)
+    missing = {rule.name: source.dtype(rule) for rule in source.spec.rules if not rule.copy}
+    dtypes = {rule.name: missing.get(rule.name) or missing["embedding.word_embeddings.weight"] for rule in source.spec.rules}
+    target = TARGETS[job.to](source.spec, layout, job.save, job.dtype, dtypes, source.step or 0)
+    if isinstance(target, ClassicTarget):
+        target.extend, target.names = extend, job.names
+    return target
+
+
+def _move(source: Stored, target: Target, rule: Rule) -> int:
+    """Read one parameter, write it; the bytes it had. A tied head's copy comes from the embedding."""
+    origin = rule if not rule.copy else next(r for r in source.spec.rules if r.sources == rule.sources and not r.copy)
+    tensors = source.tensors(origin)
+    target.put(rule, tensors)
+    return 0 if rule.copy else sum(t.numel() * t.element_size() for t in tensors)
+
+
+def each(rules: Iterable[Rule], work: Callable[[Rule], int], stage: str, threads: int, progress: Progress) -> int:
+    """`work` on every rule by a few threads, never more than twice as many in hand (what bounds memory); the sum of what it returned."""
+    rules, done, pending = list(rules), 0, set[Future[int]]()
+    with ThreadPoolExecutor(max(threads, 1)) as pool:
+        try:
+            for i, rule in enumerate(rules):
+                pending.add(pool.submit(work, rule))
+                while len(pending) >= 2 * threads or (pending and i == len(rules) - 1):
+                    finished, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    done += sum(f.result() for f in finished)
+                    progress(stage, done, 0)
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            raise
+    return done
+
+
+def verify(source: Stored, job: Conversion, target: Target, progress: Progress = lambda stage, done, total: None) -> int:
+    """Open what was written as if it were given, and compare every tensor with the source; the number of parameters compared.
+
+    Opening accounts for every name and shape, none left and none twice. RunError names the first difference.
+    """
+    import torch
+
+    written = open_stored(job.save, job.to, None, job.extend)
+    rules = [rule for rule in source.spec.rules if not rule.copy]
+
+    def compare(rule: Rule) -> int:
+        dtype, count = getattr(torch, target.dtype_of(rule)), 0
+        for mine, theirs, hf in zip(source.tensors(rule), written.tensors(rule), rule.sources, strict=True):
+            if not same_bits(mine.to(dtype), theirs):
+                raise RunError(f"{job.save}: {hf.name} is not what {job.load} holds; do not use it")
+            count += mine.numel() * mine.element_size()
+        written.check_replicas(rule)
+        return count
+
+    each(rules, compare, "verify", job.threads, progress)
+    check_copies(written)
+    return len(rules)
+
+
+def check_copies(written: Stored) -> None:
+    """A tied head that is stored a second time equals the embedding."""
+    for rule in written.spec.rules:
+        if rule.copy and not written.hf and rule.name in written.shards:
+            origin = next(r for r in written.spec.rules if r.sources == rule.sources and not r.copy)
+            written.check_replicas(rule)
+            if not same_bits(written.tensors(rule)[0], written.tensors(origin)[0]):
+                raise RunError(f"{written.folder}: the tied head {rule.name} differs from {origin.name}")

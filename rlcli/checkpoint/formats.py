@@ -1,0 +1,41 @@
+"""Which format a folder is in, and opening it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlcli.checkpoint.classic import is_classic, open_classic
+from rlcli.checkpoint.dist_format import find_dist, open_dist
+from rlcli.checkpoint.hf_folder import open_hf
+from rlcli.checkpoint.sharded import is_sharded, open_sharded
+from rlcli.checkpoint.stored import Stored
+from rlcli.errors import UserError
+
+FORMATS = ("hf", "mcore", "torch_dist", "classic")
+
+
+def detect(folder: Path) -> str:
+    """The format of `folder`; UserError where it is none that is known."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder")
+    if is_sharded(folder):
+        return "mcore"
+    if find_dist(folder):
+        return "torch_dist"
+    if is_classic(folder):
+        return "classic"
+    if (folder / "config.json").is_file() or any(folder.glob("*.safetensors")):
+        return "hf"
+    raise UserError(f"{folder}: holds no model (no HF folder, msrl mcore folder, Megatron torch_dist or classic checkpoint)")
+
+
+def open_stored(folder: Path, named: str | None = None, model: Path | None = None, extend: bool | None = None) -> Stored:
+    """The model in `folder`. `named`: the format it must be in ("mcore" serves every Megatron format); `model`: a HF folder for config.json."""
+    found = detect(folder)
+    if named and named != found and not (named == "mcore" and found != "hf"):
+        raise UserError(f"{folder}: is in the format {found}, not {named}")
+    if found == "hf":
+        return open_hf(folder, tokenizer=False)
+    if found == "mcore":
+        return open_sharded(folder, model)
+    return open_dist(folder, model) if found == "torch_dist" else open_classic(folder, model, extend)

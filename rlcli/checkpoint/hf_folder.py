@@ -1,0 +1,49 @@
+"""HF folders as source and target of a conversion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcli.checkpoint.regions import Region
+from rlcli.checkpoint.stored import Stored
+from rlcli.checkpoint.target import Target
+from rlcli.models.export import HfWriter
+from rlcli.models.files import FLOATS
+from rlcli.models.layout import Layout
+from rlcli.models.registry import ignored, read_model
+from rlcli.models.rules import Rule
+
+if TYPE_CHECKING:
+    import torch
+
+
+def open_hf(folder: Path, tokenizer: bool = True) -> Stored:
+    """The model in a HF folder, checked from its headers."""
+    spec = read_model(folder, tokenizer)
+    regions = {n: Region(i.file, FLOATS[i.dtype], i.shape, i.start) for n, i in spec.tensors.items() if i.dtype in FLOATS and not ignored(spec, n)}
+    return Stored("hf", folder, spec, Layout(), hf=regions, ignored=[n for n in spec.tensors if ignored(spec, n)])
+
+
+class HfTarget(Target):
+    """Writes a HF folder that transformers and vLLM load as it is."""
+
+    format = "hf"
+
+    def bytes(self) -> int:
+        return self._make().bytes
+
+    def _make(self) -> HfWriter:
+        names = {s.name: self.dtype_of(rule) for rule in self.spec.rules if not rule.copy for s in rule.sources}
+        return HfWriter(self.spec, self.folder, None if self.dtype == "keep" else self.dtype, dtypes=names)
+
+    def prepare(self) -> None:
+        self.hf = self._make()
+        self.hf.lay_out()
+
+    def put(self, rule: Rule, tensors: list[torch.Tensor]) -> None:
+        if rule.copy:
+            return
+        for source, tensor in zip(rule.sources, tensors, strict=True):
+            file, start, _ = self.hf.places[source.name]
+            self.writer.write(Region(self.partial / file, FLOATS[self.hf.code[source.name]], source.shape, start), tensor)

@@ -1,0 +1,115 @@
+"""Tensors as ranges of bytes in files, whatever the file's format: read by mapping, written in place, both without a second copy in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlcli.errors import RunError, UserError
+
+if TYPE_CHECKING:
+    import torch
+
+SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+_PREFAULT = 22  # MADV_POPULATE_READ (Linux 5.14): one call instead of a fault for every few pages
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A dense tensor of torch's dtype name at byte `start` of `file`. `shape` is the stored one; transposed: the tensor meant is its transpose."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    transposed: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * SIZES[self.dtype]
+
+    @property
+    def meant(self) -> tuple[int, ...]:
+        """Shape of the tensor that is read."""
+        return self.shape[::-1] if self.transposed else self.shape
+
+
+def read_region(region: Region) -> torch.Tensor:
+    """The tensor, mapped from the file: its pages are read when touched and dropped with it. Do not write to it."""
+    import torch
+
+    dtype = getattr(torch, region.dtype)
+    if region.bytes == 0:
+        return torch.empty(region.meant, dtype=dtype)
+    base = region.start - region.start % mmap.ALLOCATIONGRANULARITY
+    lead = region.start - base
+    try:
+        with open(region.file, "rb") as f:
+            if os.fstat(f.fileno()).st_size < region.start + region.bytes:
+                raise UserError(f"{region.file}: truncated; {region.start + region.bytes} bytes are needed")
+            mapped = mmap.mmap(f.fileno(), lead + region.bytes, access=mmap.ACCESS_COPY, offset=base)
+    except OSError as e:
+        raise UserError(f"{region.file}: cannot be read ({e})") from None
+    with contextlib.suppress(OSError, AttributeError, ValueError):  # an older kernel: the pages come one by one
+        mapped.madvise(_PREFAULT)
+    tensor = torch.frombuffer(mapped, dtype=dtype, count=math.prod(region.shape), offset=lead).view(region.shape)
+    return tensor.t() if region.transposed else tensor
+
+
+class RegionWriter:
+    """Writes tensors to their places in files that exist already with their full size. Several threads may use one."""
+
+    def __init__(self) -> None:
+        self._handles: dict[Path, int] = {}
+        self._lock = threading.Lock()
+
+    def write(self, region: Region, tensor: torch.Tensor) -> None:
+        """Put `tensor` into its place, converted to the region's dtype; RunError where the shapes differ."""
+        import torch
+
+        if tuple(tensor.shape) != region.meant:
+            raise RunError(f"{region.file}: a tensor of shape {list(tensor.shape)} does not fit the place of one of {list(region.meant)}")
+        stored = tensor.detach().to("cpu", getattr(torch, region.dtype))
+        stored = (stored.t() if region.transposed else stored).contiguous()
+        if stored.numel():
+            pwrite(self._handle(region.file), stored.reshape(-1).view(torch.uint8).numpy().data, region.start)
+
+    def _handle(self, path: Path) -> int:
+        with self._lock:
+            if path not in self._handles:
+                self._handles[path] = os.open(path, os.O_WRONLY)
+            return self._handles[path]
+
+    def close(self, sync: bool = True) -> None:
+        """Close all files, their content on the disk if `sync`."""
+        try:
+            for handle in self._handles.values():
+                if sync:
+                    os.fsync(handle)
+        finally:
+            for handle in self._handles.values():
+                os.close(handle)
+            self._handles.clear()
+
+
+def pwrite(handle: int, data: memoryview, offset: int) -> None:
+    """All of `data` at `offset`."""
+    while data:
+        written = os.pwrite(handle, data[: 2**30], offset)
+        data, offset = data[written:], offset + written
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equal in dtype, shape and every bit (NaN included)."""
+    import torch
+
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[a.element_size()]
+    return torch.equal(a.contiguous().view(bits), b.contiguous().view(bits))

@@ -1,0 +1,119 @@
+"""msrl's own Megatron layout: one safetensors file for each rank's dense weights and one for each rank's experts, and a JSON manifest.
+
+    manifest.json                     format, version, layout, family, step, and each file's size
+    dense.tp00.pp000.safetensors      parameters by their Megatron name with global layer numbers
+    expert.ep000.etp00.pp000.safetensors
+    hf/                               config.json and tokenizer
+
+No weight is in two files (a tied head's copy apart), whatever expert and tensor parallelism are.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from rlcli.checkpoint.regions import SIZES, Region
+from rlcli.checkpoint.stored import Stored
+from rlcli.checkpoint.target import HF_FOLDER, Slot, Target, assets, copy_companions
+from rlcli.errors import UserError
+from rlcli.models.files import FLOATS, make_header, read_header, read_json
+from rlcli.models.layout import Layout, ranks
+from rlcli.models.megatron import local_rules
+from rlcli.models.registry import read_config
+from rlcli.models.rules import Rule
+
+FORMAT, VERSION, MANIFEST = "msrl-mcore", 1, "manifest.json"
+CODES = {v: k for k, v in FLOATS.items()}
+
+
+def file_of(rule: Rule, at: Layout) -> str:
+    """Name of the file that holds `rule`'s shard of the rank `at`."""
+    if rule.expert is not None:
+        return f"expert.ep{at.expert_rank:03d}.etp{at.expert_tensor_rank:02d}.pp{at.pipeline_rank:03d}.safetensors"
+    return f"dense.tp{at.tensor_rank:02d}.pp{at.pipeline_rank:03d}.safetensors"
+
+
+def contents(spec: Any, layout: Layout) -> dict[str, dict[str, tuple[Rule, int, int]]]:
+    """File name -> parameter name -> (rule, parts, rank)."""
+    files: dict[str, dict[str, tuple[Rule, int, int]]] = {}
+    for at in ranks(layout):
+        for rule in local_rules(spec, at).values():
+            files.setdefault(file_of(rule, at), {})[rule.name] = (rule, *at.split(rule.expert is not None))
+    return files
+
+
+class ShardedTarget(Target):
+    """Writes this layout."""
+
+    format = "mcore"
+
+    def bytes(self) -> int:
+        total = 0
+        for rules in contents(self.spec, self.layout).values():
+            for rule, parts, _ in rules.values():
+                total += Region(self.folder, self.dtype_of(rule), rule.shape(parts), 0).bytes
+        return total
+
+    def prepare(self) -> None:
+        for name, rules in contents(self.spec, self.layout).items():
+            listed = [(key, CODES[self.dtype_of(rule)], rule.shape(parts)) for key, (rule, parts, _) in rules.items()]
+            head, places = make_header(listed)
+            with open(self.partial / name, "wb") as f:
+                f.write(head)
+                f.truncate(max(stop for _, stop in places.values()))
+            for key, (rule, parts, rank) in rules.items():
+                region = Region(self.partial / name, self.dtype_of(rule), rule.shape(parts), places[key][0])
+                self.slots.setdefault(rule.name, []).append(Slot(region, parts, rank))
+
+    def close(self) -> None:
+        files = {p.name: {"bytes": p.stat().st_size} for p in sorted(self.partial.glob("*.safetensors"))}
+        sizes = {k: v for k, v in asdict(self.layout).items() if not k.endswith("_rank") and k != "chunk"}
+        manifest = {"format": FORMAT, "version": VERSION, "family": self.spec.family.name, "step": self.step, "layout": sizes, "files": files}
+        (self.partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+        copy_companions(self.spec, self.partial / HF_FOLDER)
+
+
+def is_sharded(folder: Path) -> bool:
+    """Whether `folder` is of this layout."""
+    return (folder / MANIFEST).is_file() and read_json(folder / MANIFEST).get("format") == FORMAT
+
+
+def open_sharded(folder: Path, model: Path | None) -> Stored:
+    """The model in `folder`; UserError for a newer version, and for files that are missing, truncated or not as the layout asks."""
+    manifest = read_json(folder / MANIFEST)
+    if manifest.get("version") != VERSION:
+        raise UserError(f"{folder / MANIFEST}: version {manifest.get('version')} is not known (only {VERSION}); it was written by another msrl")
+    try:
+        sizes = dict(manifest["layout"])
+        layout = Layout(**{**sizes, "stages": tuple(sizes.get("stages") or ())})
+    except (KeyError, TypeError, ValueError) as e:
+        raise UserError(f"{folder / MANIFEST}: has no valid layout ({e})") from None
+    spec = replace(read_config(*assets(folder, model)), tensors={})
+    stored = Stored("mcore", folder, spec, layout, step=manifest.get("step"))
+    wanted = contents(spec, layout)
+    for name, rules in wanted.items():
+        _read_file(stored, folder / name, rules, manifest.get("files", {}).get(name, {}))
+    strange = sorted({p.name for p in folder.glob("*.safetensors")} - wanted.keys())
+    if strange:
+        raise UserError(f"{folder / strange[0]}: belongs to no rank of the layout in {MANIFEST}")
+    stored.check()
+    return stored
+
+
+def _read_file(stored: Stored, path: Path, rules: dict[str, tuple[Rule, int, int]], noted: dict[str, Any]) -> None:
+    infos = read_header(path)
+    if noted.get("bytes") not in (None, path.stat().st_size):
+        raise UserError(f"{path}: has {path.stat().st_size} bytes where {MANIFEST} says {noted['bytes']}")
+    if infos.keys() != rules.keys():
+        lone = sorted(infos.keys() ^ rules.keys())
+        raise UserError(f"{path}: {lone[0]} is {'superfluous' if lone[0] in infos else 'missing'}")
+    for key, (rule, parts, rank) in rules.items():
+        info = infos[key]
+        dtype = FLOATS.get(info.dtype)
+        if dtype not in SIZES:
+            raise UserError(f"{path}: {key} has dtype {info.dtype}")
+        region = Region(path, dtype, info.shape, info.start)
+        stored.shards.setdefault(rule.name, (parts, {}))[1].setdefault(rank, []).append(region)
