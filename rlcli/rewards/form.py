@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from rlcli.errors import UserError
-from rlcli.rewards.verdicts import decide, no_answer, verifier
+from rlcli.rewards.verdicts import decide, no_answer, unparsed, verifier
 from rlcli.types import Verdict
 
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
@@ -82,11 +82,14 @@ def regex(text: str, truth: str, extra: dict[str, Any], *, pattern: str = "") ->
     Without a group, finding it is right. With a group, the first group of its last match must equal the truth but for white space.
     Without `pattern`, the row's truth is the pattern. A pattern that runs away is ended by the time limit.
     """
+    if not pattern and not truth:
+        return unparsed("")
     compiled = re.compile(pattern or truth, re.MULTILINE | re.DOTALL)
-    match = None
-    for match in compiled.finditer(text):
-        if not compiled.groups:
-            break
+    matches = compiled.finditer(text)
+    match = next(matches, None)
+    if compiled.groups:
+        for later in matches:
+            match = later
     if match is None:
         return no_answer()
     if not compiled.groups or not pattern:

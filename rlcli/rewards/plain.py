@@ -21,6 +21,7 @@ MOST_DEPTH = 8
 NAME = re.compile(r"(?P<name>\\?[A-Za-z][A-Za-z ]*(?:_(?:\w|\{\w+\}))?'?(?:\([A-Za-z](?:,\s*[A-Za-z])*\))?)\s*(?:=|\\in(?![A-Za-z]))\s*(?P<value>[^=]+)")
 MATRIX = re.compile(r"\\begin\{(?P<kind>[a-z]*matrix|array)\}(?:\{[lcr|]*\})?(?P<body>.*)\\end\{(?P=kind)\}", re.DOTALL)
 WORDS = re.compile(r"[^\W\d_][^\W\d_ '\-]*(?:[ '\-]+[^\W\d_]+)*")
+RELATION = re.compile(r"[<>]|\\(?:le|ge|lt|gt)(?![A-Za-z])")
 OPEN, CLOSE = "([{", ")]}"
 SAME = {"(": ")", "[": "]", "{": "}", "\\{": "\\}"}
 
@@ -201,6 +202,8 @@ def equal(left: Value, right: Value, leaf: Leaf) -> bool:
         return equal(left.items[0], right, leaf)
     if isinstance(right, Many) and right.kind == "set" and len(right.items) == 1:
         return equal(left, right.items[0], leaf)
+    if (isinstance(left, Many) or isinstance(right, Many)) and not RELATION.search(left.text + right.text):
+        return False  # only an inequality may say the same as an interval
     return leaf(left.text, right.text)
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import sympy
 from latex2sympy2_extended import NormalizationConfig, latex2sympy, normalize_latex
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from math_verify import verify
 
 from rlcli.rewards.clean import clean
@@ -29,9 +30,12 @@ from rlcli.types import Verdict
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timer is off; the process has a better one
 
 MOST_BITS = 1e5  # of a number, before it counts as too large to be meant
+MOST_NESTING = 16  # of brackets and braces; the grammar's time grows steeply with it
 NORMALISATION = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False)
+CONVERSION = ConversionConfig(lowercase_symbols=False)
 FUNCTIONS = re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp|infty|theta|alpha|beta)(?![A-Za-z])")
 IMAGINARY = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])")
+INDEXED = re.compile(r"\\(?:sum|prod)(?![A-Za-z])")
 BASE = re.compile(r"\d\s*_")
 
 
@@ -46,7 +50,7 @@ class Algebra:
             return True
         if is_words(answer) or is_words(truth) or BASE.search(answer + truth):
             return False
-        complex_ = bool(IMAGINARY.search(answer) or IMAGINARY.search(truth))
+        complex_ = bool(IMAGINARY.search(answer + " " + truth)) and not INDEXED.search(answer + truth)
         left, right = parse(answer, complex_), parse(truth, complex_)
         if left is None or right is None:
             self.unreadable |= left is None
@@ -62,14 +66,28 @@ def is_words(text: str) -> bool:
 @lru_cache(maxsize=1024)
 def parse(text: str, complex_: bool) -> Any:
     """A cleaned answer as a SymPy object, or None where it is no mathematics, or too large a number."""
+    if nesting(text) > MOST_NESTING:
+        return None
     text = FUNCTIONS.sub(r"\\\1", roots(text.replace("**", "^")))
     try:
-        value = latex2sympy(normalize_latex(text, NORMALISATION), is_real=not complex_, convert_degrees=False, normalization_config=None)
-        return None if isinstance(value, str) or bits(value) > MOST_BITS else value
+        tex = normalize_latex(text, NORMALISATION)
+        value = latex2sympy(tex, is_real=not complex_, convert_degrees=False, normalization_config=None, conversion_config=CONVERSION)
+        if isinstance(value, str) or bits(value) > MOST_BITS:
+            return None
+        return value.xreplace({sympy.Symbol("i", real=False): sympy.I}) if complex_ else value
     except MemoryError:
         raise
     except Exception:  # the grammar's errors have no common type
         return None
+
+
+def nesting(text: str) -> int:
+    """How deep brackets and braces are nested."""
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def roots(text: str) -> str:
