@@ -35,7 +35,7 @@ install_torch_libraries() {
     torch_works && return 0
     echo "setup: this package index gave torch's CUDA build; fetching the CUDA libraries it loads (about 3 GB)."
     echo "setup: to avoid that, run 'make clean-env setup TORCH_INDEX_URL=<an index with CPU builds of torch>'."
-    "$VENV/bin/python" -m pip install --quiet "$(grep '^torch==' $LOCK)"
+    "$VENV/bin/python" -m pip install -qq "$(grep '^torch==' $LOCK)"
     torch_works || { "$VENV/bin/python" -c 'import torch'; exit 1; }
 }
 
@@ -47,10 +47,10 @@ if [ ! -x "$VENV/bin/python" ]; then
 fi
 pip="$VENV/bin/python -m pip --disable-pip-version-check"
 if [ -n "${TORCH_INDEX_URL:-}" ]; then
-    $pip install --quiet --no-deps --index-url "$TORCH_INDEX_URL" "$(grep '^torch==' $LOCK)"
+    $pip install -qq --no-deps --index-url "$TORCH_INDEX_URL" "$(grep '^torch==' $LOCK)"
 fi
 echo "setup: installing the packages of $LOCK (about 3 GB; a few minutes)"
-$pip install --quiet --no-deps -r "$LOCK" -r requirements/demo.lock
+$pip install -qq --no-deps -r "$LOCK" -r requirements/demo.lock
 install_torch_libraries
-$pip install --quiet --no-deps --no-build-isolation --editable .
+$pip install -qq --no-deps --no-build-isolation --editable .
 "$VENV/bin/python" -c 'import torch, transformers, ray, pyarrow, rlcli; print(f"setup: ready (torch {torch.__version__}, ray {ray.__version__})")'
