@@ -63,6 +63,11 @@ def table(kind: str) -> dict[str, Setting]:
     return {setting.key: setting for setting in _walk(SCHEMAS[kind], "")}
 
 
+def settings_of(schema: type) -> dict[str, Setting]:
+    """All settings of any dataclass whose fields are made by `schema.setting`."""
+    return {setting.key: setting for setting in _walk(schema, "")}
+
+
 def sections(kind: str) -> dict[str, type]:
     """The sections (data, rollout, ...) of a schema and their dataclasses."""
     hints = typing.get_type_hints(SCHEMAS[kind])

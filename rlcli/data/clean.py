@@ -60,7 +60,7 @@ class Conflict:
 
 
 class Duplicates:
-    """Remembers every row by 16-byte hashes: about 250 bytes a distinct row, whatever its length.
+    """Remembers every row by 16-byte hashes: some 400 bytes a distinct row, whatever its length.
 
     Rows with the same prompt and another answer are not repetitions: they are kept apart, and reported as conflicts.
     For pairs another pair of answers to the same prompt is simply another row.
@@ -69,12 +69,18 @@ class Duplicates:
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._exact: set[bytes] = set()
+        self._prompts: set[bytes] = set()
         self._near: set[bytes] = set()
         self._first: dict[bytes, tuple[int, int]] = {}  # prompt -> where its first row stands
         self.conflicts: dict[bytes, list[tuple[int, int]]] = {}  # prompt -> rows, the first one included
 
     @property
     def prompts(self) -> int:
+        """Distinct prompts seen."""
+        return len(self._prompts)
+
+    @property
+    def normal_prompts(self) -> int:
         """Distinct prompts seen, whitespace aside."""
         return len(self._first)
 
@@ -85,6 +91,7 @@ class Duplicates:
         if exact in self._exact:
             return "exact_duplicate"
         self._exact.add(exact)
+        self._prompts.add(digest(prompt))
         plain = normal(prompt)
         near = digest(f"{plain}\x1c{normal(answer)}")
         if near in self._near:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -39,8 +39,11 @@ class Pipeline:
     progress: Progress | None
     counts: Counter[str] = field(default_factory=Counter)
     skipped: list[tuple[int, int, str, str, str]] = field(default_factory=list)  # file, row, column, expected, found
-    longest: int = 0  # tokens of the longest prompt
-    boundary: int = 0
+    longest_prompt: int = 0  # tokens, of the rows that were left out too
+    longest: int = 0  # of prompt and longer answer together
+    boundary: int = 0  # rows whose prompt and answer the tokenizer would merge
+    special: int = 0  # rows whose own text holds special tokens
+    held_out: int = 0  # questions that rows were compared with
     encoded: int = 0
     busy_s: float = 0.0
 
@@ -63,8 +66,8 @@ class Pipeline:
 
     # -- reading and cleaning -----------------------------------------------------------------------------------------------
 
-    def _rows(self, count: bool = True) -> Iterator[Row]:
-        """Rows of all files in order; bad ones stop the preparation or are noted."""
+    def _rows(self, count: bool = True, only: Container[tuple[int, int]] | None = None) -> Iterator[Row]:
+        """Rows of all files in order, or `only` those at some places; bad ones stop the preparation or are noted (where `count`)."""
         total, before, read = sum(source.bytes for source in self.sources), 0, 0
         for number, (source, converter) in enumerate(zip(self.sources, self.converters, strict=True)):
             meter = Meter()
@@ -72,6 +75,8 @@ class Pipeline:
                 if self.settings.limit and read == self.settings.limit:
                     return
                 read += 1
+                if only is not None and (number, place) not in only:
+                    continue
                 if count and self.progress and read % CHUNK == 0:
                     self.progress(read, before + min(meter.bytes, source.bytes), total)
                 self.counts["read"] += count
@@ -150,6 +155,7 @@ class Pipeline:
                 if isinstance(row, BadRow):
                     raise UserError(f"{source.path}, row {place}: {row}")
                 questions.append(question(row))
+        self.held_out = len(questions)
         return HeldOut.of(questions, self.settings.exclude_ngram, self.settings.exclude_share)
 
     def _conflicting(self) -> set[bytes]:
@@ -167,12 +173,14 @@ class Pipeline:
         if isinstance(result, BadRow):
             self._bad(row.file, row.number, result, "not_rendered")
             return
-        self.longest = max(self.longest, len(result.prompt))
+        self.longest_prompt = max(self.longest_prompt, len(result.prompt))
+        self.longest = max(self.longest, _whole(result))
         step = self._too_long(result)
         if step is not None:
             self.counts[step] += 1
             return
         self.boundary += result.boundary
+        self.special += result.special
         apart = in_validation(row, self.settings.validation, self.settings.seed)
         self.counts["validation" if apart else "kept"] += 1
         parts["validation" if apart else "train"].add(record(row, result, self.manifest.kind))
@@ -180,17 +188,20 @@ class Pipeline:
     def _too_long(self, result: Encoded) -> str | None:
         if 0 < self.settings.max_prompt_tokens < len(result.prompt):
             return "long_prompt"
-        whole = len(result.prompt) + max((len(answer) for answer in result.answers), default=0)
-        return "long" if 0 < self.settings.max_tokens < whole else None
+        return "long" if 0 < self.settings.max_tokens < _whole(result) else None
 
     def _finish(self, parts: dict[str, Part], duplicates: Duplicates) -> Manifest | None:
         manifest = self.manifest
         manifest.counts = {name: self.counts[name] for name in ("read", *STEPS, "kept", "validation")}
         manifest.notes = {
-            "distinct_prompts": duplicates.prompts if self.settings.deduplicate else None,
+            "distinct_prompts": duplicates.prompts,
+            "distinct_normal": duplicates.normal_prompts,
             "conflicting_prompts": len(duplicates.conflicts),
-            "longest_prompt": self.longest,
+            "longest_prompt": self.longest_prompt,
+            "longest": self.longest,
             "boundary": self.boundary,
+            "special": self.special,
+            "held_out": self.held_out,
         }
         self._write_skipped()
         if duplicates.conflicts:
@@ -216,10 +227,8 @@ class Pipeline:
         """conflicts.jsonl: each prompt with its different answers and where they stand."""
         wanted = {place: number for number, places in enumerate(conflicts.values()) for place in places}
         found: list[list[tuple[tuple[int, int], Row]]] = [[] for _ in conflicts]
-        for row in self._rows(count=False):
-            number = wanted.get((row.file, row.number))
-            if number is not None:
-                found[number].append(((row.file, row.number), row))
+        for row in self._rows(count=False, only=wanted):
+            found[wanted[row.file, row.number]].append(((row.file, row.number), row))
         with open(self.folder / "conflicts.jsonl", "w", encoding="utf-8") as file:
             for rows in found:
                 places = [f"{self.sources[place[0]].path}:{place[1]}" for place, _ in rows]
@@ -244,6 +253,10 @@ class Part:
         manifest.rows, manifest.files = self._writer.rows, self._writer.files
         manifest.lengths = self._lengths.summary()
         write_manifest(self.folder, manifest)
+
+
+def _whole(result: Encoded) -> int:
+    return len(result.prompt) + max((len(answer) for answer in result.answers), default=0)
 
 
 def _same(ids: dict[str, list[int]]) -> bool:

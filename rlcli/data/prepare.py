@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rlcli.config.settings import ValueFault, check_range, settings_of
 from rlcli.data.convert import Converter, choose
 from rlcli.data.manifest import SCHEMA, Manifest, changes, is_prepared, read_manifest
 from rlcli.data.pipeline import Pipeline, Progress
@@ -65,13 +66,12 @@ def prepare(settings: PrepareSettings, progress: Progress | None = None) -> Prep
 
 
 def _check(settings: PrepareSettings) -> None:
-    for f in dataclasses.fields(settings):
-        value, limits = getattr(settings, f.name), f.metadata
-        if limits["choices"] and value not in limits["choices"]:
-            raise UserError(f"{f.name}={value}: must be one of {', '.join(limits['choices'])}")
-        for bound, wrong in (("least", lambda v, b: v < b), ("most", lambda v, b: v > b), ("above", lambda v, b: v <= b)):
-            if limits[bound] is not None and wrong(value, limits[bound]):
-                raise UserError(f"{f.name}={value}: must be {'at least' if bound == 'least' else 'at most' if bound == 'most' else 'above'} {limits[bound]}")
+    for key, known in settings_of(PrepareSettings).items():
+        try:
+            if (value := getattr(settings, key)) is not None:
+                check_range(known, value)
+        except ValueFault as fault:
+            raise UserError(f"{key} {fault}") from fault
     if not settings.out:
         raise UserError("no output: give --out DIR")
 

@@ -77,6 +77,7 @@ class Encoded:
     answers: tuple[list[int], ...] = ()
     roles: tuple[list[int] | None, ...] = ()  # None: every token belongs to the last answer
     answer: str = ""  # prompts: what the verifiers compare with
+    special: bool = False  # the row's own text holds special tokens, which will be taken for the template's
     boundary: bool = False  # the tokenizer would merge across the end of the prompt; the ids part there all the same
 
 
@@ -90,7 +91,8 @@ class Encoder:
         self._bos = self.tokenizer.bos_token_id
         self._adds_bos = self._bos is not None and self.tokenizer("a")["input_ids"][:1] == [self._bos]
         self._specials = sorted(set(self.tokenizer.all_special_tokens), key=len, reverse=True)
-        self._special_ids = set(self.tokenizer.all_special_ids)
+        added = self.tokenizer.added_tokens_decoder.values()
+        self._cutting = [str(token) for token in added if token.special and not token.lstrip]
 
     # -- text ---------------------------------------------------------------------------------------------------------------
 
@@ -153,12 +155,16 @@ class Encoder:
 
     # -- ids ----------------------------------------------------------------------------------------------------------------
 
-    def ids(self, texts: list[str]) -> list[list[int]]:
-        """Ids of rendered texts, each with exactly one BOS in front where the tokenizer knows one."""
+    def _raw_ids(self, texts: list[str]) -> list[list[int]]:
         if not texts:
             return []
-        encoded = self.tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [self._one_bos(ids) for ids in encoded]
+        if self.tokenizer.is_fast:  # the library itself, without offsets and masks: twice as fast
+            return [encoding.ids for encoding in self.tokenizer.backend_tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+        return [self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] for text in texts]
+
+    def ids(self, texts: list[str]) -> list[list[int]]:
+        """Ids of rendered texts, each with exactly one BOS in front where the tokenizer knows one."""
+        return [self._one_bos(ids) for ids in self._raw_ids(texts)]
 
     def _one_bos(self, ids: list[int]) -> list[int]:
         if self._bos is None:
@@ -170,11 +176,26 @@ class Encoder:
             return [self._bos, *ids[first:]]
         return ids[first:] if first else ids
 
-    def _after(self, prompt: list[int], whole: list[int], text: str) -> tuple[list[int], bool]:
-        """The answer's ids, and whether they had to be made apart because the tokenizer would merge across the boundary."""
-        if whole[: len(prompt)] == prompt:
-            return whole[len(prompt) :], False
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], True
+    def _tail(self, prompt: str) -> str:
+        """The prompt from its last special token on. Tokenizers cut text at special tokens first of all, so that what stands before
+        one is tokenised without regard to what follows: the tail alone decides whether the prompt's ids are a prefix."""
+        return prompt[max([0, *(prompt.rfind(token) for token in self._cutting)]) :]
+
+    def continued(self, prompts: list[str], answers: list[str]) -> list[tuple[list[int], bool]]:
+        """Ids of each answer after its prompt, and whether the tokenizer would merge across the border between them.
+
+        Where it would not, these are the ids of the whole text without the prompt's, which are a prefix; where it would, the answer
+        is tokenised by itself, as it is when a model continues from the prompt's ids.
+        """
+        tails = [self._tail(prompt) for prompt in prompts]
+        heads = dict(zip(dict.fromkeys(tails), self._raw_ids(list(dict.fromkeys(tails))), strict=True))
+        wholes = self._raw_ids([tail + answer for tail, answer in zip(tails, answers, strict=True)])
+        out = []
+        for tail, whole, answer in zip(tails, wholes, answers, strict=True):
+            head = heads[tail]
+            merged = whole[: len(head)] != head
+            out.append((self._raw_ids([answer])[0] if merged else whole[len(head) :], merged))
+        return out
 
     def encode(self, rows: Sequence[Row], kind: str) -> list[Encoded | BadRow]:
         """Each row as token ids, or the BadRow that says why not; in order."""
@@ -184,20 +205,24 @@ class Encoder:
     def _encode_prompts(self, rows: Sequence[Row]) -> list[Encoded | BadRow]:
         out: list[Encoded | BadRow] = [self._opened(row) for row in rows]
         rendered = [(i, item) for i, item in enumerate(out) if isinstance(item, Encoded) and rows[i].ids is None]
-        prompts = self.ids([item.prompt_text for _, item in rendered])
-        wholes = self.ids([item.prompt_text + item.answer for _, item in rendered])
-        for (_, item), prompt, whole in zip(rendered, prompts, wholes, strict=True):
-            item.prompt = prompt
-            item.boundary = whole[: len(prompt)] != prompt
+        prompts = [item.prompt_text for _, item in rendered]
+        after = self.continued(prompts, [item.answer for _, item in rendered])
+        for (_, item), prompt, (_, merged) in zip(rendered, self.ids(prompts), after, strict=True):
+            item.prompt, item.boundary = prompt, merged
         return out
 
     def _opened(self, row: Row) -> Encoded | BadRow:
         if row.ids is not None:
             return self._given(row)
         try:
-            return Encoded(self.render(row.prompt, row.tools, generate=True), [], answer=row.answer)
+            text = self.render(row.prompt, row.tools, generate=True)
+            return Encoded(text, [], answer=row.answer, special=self._has_special(row))
         except BadRow as bad:
             return bad
+
+    def _has_special(self, row: Row) -> bool:
+        said = "\n".join(str(message["content"]) for side in (row.prompt, row.chosen, row.rejected) for message in side)
+        return any(token in said for token in self._cutting)
 
     def _given(self, row: Row) -> Encoded | BadRow:
         """A row that came tokenised."""
@@ -221,31 +246,26 @@ class Encoder:
                     plans.append((i, [self._segments(row, item.prompt_text, answer) for answer in (row.chosen, row.rejected)]))
                 except BadRow as bad:
                     out[i] = bad
-        texts = []
-        for i, sides in plans:
-            prompt = out[i].prompt_text  # type: ignore[union-attr]
-            texts += [prompt, *(prompt + "".join(piece for piece, _ in side) for side in sides)]
-        ids = self.ids(texts)
-        for n, (i, sides) in enumerate(plans):
-            self._fill(out[i], rows[i], sides, ids[3 * n : 3 * n + 3])  # type: ignore[arg-type]
+        items = [out[i] for i, _ in plans]
+        prompts = [item.prompt_text for item in items if isinstance(item, Encoded)]
+        texts = [["".join(piece for piece, _ in side) for side in sides] for _, sides in plans]
+        after = [self.continued(prompts, [pair[side] for pair in texts]) for side in (0, 1)]
+        for n, (item, ids) in enumerate(zip(items, self.ids(prompts), strict=True)):
+            assert isinstance(item, Encoded)
+            i, sides = plans[n]
+            item.prompt, item.texts = ids, tuple(texts[n])
+            item.boundary = after[0][n][1] or after[1][n][1]
+            marked = [self._marked(after[side][n][0], sides[side]) for side in (0, 1)]
+            item.answers, item.roles = tuple(answer for answer, _ in marked), tuple(roles for _, roles in marked)
+            item.prompt_roles = self._prompt_roles(rows[i], item)
         return out
-
-    def _fill(self, item: Encoded, row: Row, sides: list[list[tuple[str, int]]], ids: list[list[int]]) -> None:
-        item.prompt = ids[0]
-        item.prompt_roles = self._prompt_roles(row, item)
-        item.texts = tuple("".join(piece for piece, _ in side) for side in sides)
-        parted = [self._after(item.prompt, whole, text) for whole, text in zip(ids[1:], item.texts, strict=True)]
-        item.boundary = any(merged for _, merged in parted)
-        marked = [self._marked(answer, side) for (answer, _), side in zip(parted, sides, strict=True)]
-        item.answers = tuple(answer for answer, _ in marked)
-        item.roles = tuple(roles for _, roles in marked)
 
     def _marked(self, ids: list[int], pieces: list[tuple[str, int]]) -> tuple[list[int], list[int] | None]:
         """Ids of an answer with what each belongs to; the pieces of several turns are tokenised one by one, so that borders are exact."""
         if len(pieces) == 1:
             mark = pieces[0][1]
             return ids, None if mark == LAST_ANSWER else [mark] * len(ids)
-        parts = [(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"], mark) for text, mark in pieces]
+        parts = list(zip(self._raw_ids([text for text, _ in pieces]), (mark for _, mark in pieces), strict=True))
         return [token for part, _ in parts for token in part], [mark for part, mark in parts for _ in part]
 
     def _prompt_roles(self, row: Row, item: Encoded) -> list[int] | None:
