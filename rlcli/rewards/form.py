@@ -51,7 +51,14 @@ def is_strict(text: str) -> bool:
     return not any(part.strip() for part in outside) and all(part.strip() for part in inside)
 
 
-@verifier(judges=False)
+def check_length(least: int, most: int, taper: int, unit: str) -> None:
+    if unit not in ("characters", "words", "lines"):
+        raise UserError(f"reward.options: length.unit is characters, words or lines, not {unit!r}")
+    if not 0 <= least <= most or taper < 0:
+        raise UserError(f"reward.options: length needs 0 <= least <= most and taper >= 0, not least={least}, most={most}, taper={taper}")
+
+
+@verifier(judges=False, check=check_length)
 def length(
     text: str, truth: str, extra: dict[str, Any], *, least: int = 1, most: int = 4000, taper: int = 0, unit: str = "characters"
 ) -> Verdict:
@@ -60,22 +67,19 @@ def length(
     unit: characters, words or lines. (The penalty on tokens near the longest response is reward.overlong_buffer_tokens.)
     """
     size = {"characters": len, "words": lambda part: len(part.split()), "lines": lambda part: len(part.splitlines())}[unit](text)
-    over = size - most
-    score = 0.0 if size < least else 1.0 if over <= 0 else max(1.0 - over / taper, 0.0) if taper else 0.0
-    return Verdict(score, least <= size <= most, f"{size} {unit}", "correct" if least <= size <= most else "wrong")
+    right = least <= size <= most
+    score = max(1.0 - (size - most) / taper, 0.0) if taper and size > most else float(right)
+    return Verdict(score, right, f"{size} {unit}", "correct" if right else "wrong")
 
 
-def check_length(least: int, most: int, taper: int, unit: str) -> None:
-    if unit not in ("characters", "words", "lines"):
-        raise UserError(f"reward.options: length.unit is characters, words or lines, not {unit!r}")
-    if not 0 <= least <= most or taper < 0:
-        raise UserError(f"reward.options: length needs 0 <= least <= most and taper >= 0, not least={least}, most={most}, taper={taper}")
+def check_regex(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UserError(f"reward.options: regex.pattern is not a regular expression: {error}") from None
 
 
-length.check_options = check_length  # type: ignore[attr-defined]
-
-
-@verifier()
+@verifier(check=check_regex)
 def regex(text: str, truth: str, extra: dict[str, Any], *, pattern: str = "") -> Verdict:
     """A regular expression (Python's, multi-line, dot matches newline); 1 or 0.
 
@@ -96,13 +100,3 @@ def regex(text: str, truth: str, extra: dict[str, Any], *, pattern: str = "") ->
         return decide(True, match.group())
     answer = (match.group(1) or "").strip()
     return decide(answer == truth.strip(), answer)
-
-
-def check_regex(pattern: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise UserError(f"reward.options: regex.pattern is not a regular expression: {error}") from None
-
-
-regex.check_options = check_regex  # type: ignore[attr-defined]

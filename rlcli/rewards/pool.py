@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter, deque
@@ -20,19 +16,14 @@ from typing import Any
 
 from rlcli.config.schema import RewardConfig
 from rlcli.errors import RunError, UserError
-from rlcli.rewards import wire
+from rlcli.rewards.process import WorkerProcess
 from rlcli.rewards.verifiers import check_names
 from rlcli.types import Verdict
 
 logger = logging.getLogger(__name__)
 
 MOST_CHUNK = 16  # answers sent to a worker at once
-MOST_REPLY = 1 << 16  # bytes
-START_S = 120.0  # a worker imports its verifiers in this time, or something is wrong
-GRACE_S = 5.0  # beyond the time limit, before a worker whose own timer did not end it is killed from here
 MOST_FAILED_STARTS = 3  # in a row
-BOOT = "import sys; sys.path[:] = sys.argv[3:]; from rlcli.rewards.worker import main; main(int(sys.argv[1]), int(sys.argv[2]))"
-SINGLE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
 
 
 @dataclass(slots=True)
@@ -50,8 +41,10 @@ class Batch:
 
     key: Hashable
     verdicts: list[Verdict | None]
+    replies: list[dict[str, Any]]  # what the worker said besides, where an explanation was asked for
     missing: int
     sink: queue.SimpleQueue[Batch | None]
+    explain: bool
 
 
 @dataclass(slots=True)
@@ -59,46 +52,6 @@ class Task:
     batch: Batch
     index: int
     item: Item
-
-
-class Worker:
-    """One worker process and the socket to it."""
-
-    def __init__(self, config: RewardConfig) -> None:
-        ours, theirs = socket.socketpair()
-        self.channel = ours
-        with theirs:
-            path = [entry or os.getcwd() for entry in sys.path]
-            arguments = [sys.executable, "-c", BOOT, str(theirs.fileno()), str(os.getpid()), *path, os.getcwd()]
-            self.process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env=os.environ | SINGLE_THREAD,
-                start_new_session=True,  # Ctrl-C is the parent's business; and its own children can be ended with it
-            )
-        settings = {
-            "names": list(config.verifiers),
-            "weights": list(config.weights),
-            "options": list(config.options),
-            "memory_mib": config.memory_mib,
-            "timeout_s": config.timeout_s,
-        }
-        self.channel.settimeout(START_S)
-        with contextlib.suppress(OSError):  # it is dead already, which the first reply shows
-            wire.send(self.channel, settings)
-
-    def ready(self) -> dict[str, Any]:
-        """What it says once its verifiers are imported. Errors: EOFError, OSError, ValueError."""
-        return wire.receive(self.channel, MOST_REPLY)
-
-    def end(self) -> int:
-        """Kill it with whatever it started, and return its exit status as Popen's (negative: the signal that ended it)."""
-        self.channel.close()
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        return self.process.wait()
 
 
 class RewardPool:
@@ -125,7 +78,7 @@ class RewardPool:
         self._failure: Exception | None = None
         self._closed = False
         self._wrong_score = 0.0
-        self._workers: dict[int, Worker] = {}
+        self._workers: dict[int, WorkerProcess] = {}
         self._threads = [threading.Thread(target=self._run, args=(slot,), daemon=True, name=f"reward-{slot}") for slot in range(config.workers)]
 
     def __enter__(self) -> RewardPool:
@@ -150,6 +103,13 @@ class RewardPool:
         self._put(None, items, sink)
         return self._verdicts(self._take(sink, None))
 
+    def explain(self, item: Item) -> tuple[Verdict, dict[str, Any]]:
+        """A verdict, and how it came about: "seconds", "crashed" (the error), "parts" (for each verifier its own verdict and both sides as compared)."""
+        sink: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._put(None, [item], sink, explain=True)
+        batch = self._take(sink, None)
+        return self._verdicts(batch)[0], batch.replies[0]
+
     def submit(self, key: Hashable, items: Sequence[Item]) -> None:
         """Have these items judged; `poll` gives their verdicts with this key."""
         self._put(key, items, self._done)
@@ -171,14 +131,13 @@ class RewardPool:
             self._lock.notify_all()
             workers = list(self._workers.values())
         for worker in workers:
-            with contextlib.suppress(OSError):
-                worker.channel.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits on it
+            worker.interrupt()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
 
-    def _put(self, key: Hashable, items: Sequence[Item], sink: queue.SimpleQueue[Batch | None]) -> None:
-        batch = Batch(key, [None] * len(items), len(items), sink)
+    def _put(self, key: Hashable, items: Sequence[Item], sink: queue.SimpleQueue[Batch | None], explain: bool = False) -> None:
+        batch = Batch(key, [None] * len(items), [{} for _ in items], len(items), sink, explain)
         if not items:
             sink.put(batch)
             return
@@ -214,35 +173,34 @@ class RewardPool:
 
     def _run(self, slot: int) -> None:
         try:
-            worker = self._start(slot)
+            self._start(slot)
         except Exception as error:
             self._started.put(error)
             return
         self._started.put(None)
         try:
             while tasks := self._next_chunk():
-                while tasks:
-                    tasks = self._serve(worker, tasks)
-                    if tasks and not self._closed:
-                        worker = self._start(slot)
+                while tasks and not self._closed:
+                    if not self._workers[slot].idle():
+                        self._workers[slot].end()
+                        self._start(slot)
                         self.restarts += 1
-                    elif self._closed:
-                        return
-                if worker.process.returncode is not None and not self._closed:
-                    worker = self._start(slot)
-                    self.restarts += 1
+                    tasks = self._serve(self._workers[slot], tasks)
         except Exception as error:
             self._failure = error
             self._done.put(None)
         finally:
-            worker.end()
+            self._workers[slot].end()
 
-    def _start(self, slot: int) -> Worker:
-        """A worker that is ready. Errors: UserError for a verifier that cannot be used, RunError where none will start."""
+    def _start(self, slot: int) -> None:
+        """Start a worker and wait until it is ready. Errors: UserError for a verifier that cannot be used, RunError where none will start."""
         reason = ""
         for _ in range(MOST_FAILED_STARTS):
-            worker = Worker(self.config)
-            self._workers[slot] = worker
+            try:
+                worker = self._workers[slot] = WorkerProcess(self.config)
+            except OSError as error:  # no memory, too many processes
+                reason = str(error)
+                continue
             try:
                 message = worker.ready()
             except (EOFError, OSError, ValueError) as error:
@@ -254,7 +212,7 @@ class RewardPool:
                 worker.end()
                 raise UserError(message["error"])
             self._wrong_score = message["wrong_score"]
-            return worker
+            return
         raise RunError(f"reward worker {slot} does not start: {reason}")
 
     def _next_chunk(self) -> list[Task]:
@@ -267,25 +225,24 @@ class RewardPool:
             share = -(-len(self._tasks) // len(self._threads))
             return [self._tasks.popleft() for _ in range(min(share, MOST_CHUNK))]
 
-    def _serve(self, worker: Worker, tasks: list[Task]) -> list[Task]:
-        """Have a worker judge these tasks. Returns those it did not come to; then, or where it is spent, the worker has ended."""
+    def _serve(self, worker: WorkerProcess, tasks: list[Task]) -> list[Task]:
+        """Have a worker judge these tasks. Returns those it did not come to, where it ended before."""
         done = 0
-        worker.channel.settimeout(self.config.timeout_s + GRACE_S)
         try:
-            wire.send(worker.channel, [[task.item.text, task.item.truth, task.item.extra] for task in tasks])
+            worker.send([[task.item.text, task.item.truth, task.item.extra, task.batch.explain] for task in tasks])
             for task in tasks:
-                reply = wire.receive(worker.channel, MOST_REPLY)
-                self._finish(task, self._read(reply))
+                reply = worker.receive()
+                self._finish(task, self._read(reply), reply)
                 done += 1
                 if reply.get("spent"):
                     worker.end()
                     break
         except (EOFError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            late = isinstance(error, TimeoutError)
-            late = worker.end() == -signal.SIGALRM or late
+            status = worker.end()
             if not self._closed:
-                self._finish(tasks[done], self._lost("timeout" if late else "crashed", f"worker ended by status {worker.process.returncode}"))
-            done += 1
+                reason = "timeout" if status == -signal.SIGALRM or isinstance(error, TimeoutError) else "crashed"
+                self._finish(tasks[done], self._lost(reason, f"its process ended by {ending(status)}"), {})
+                done += 1
         return tasks[done:]
 
     def _read(self, reply: dict[str, Any]) -> Verdict:
@@ -302,10 +259,16 @@ class RewardPool:
             self.last_crash = detail
         return Verdict(self._wrong_score, False, None, reason)
 
-    def _finish(self, task: Task, verdict: Verdict) -> None:
+    def _finish(self, task: Task, verdict: Verdict, reply: dict[str, Any]) -> None:
         with self._lock:
             self.counts[verdict.reason] += 1
             task.batch.verdicts[task.index] = verdict
+            task.batch.replies[task.index] = reply if task.batch.explain else {}
             task.batch.missing -= 1
             if task.batch.missing == 0:
                 task.batch.sink.put(task.batch)
+
+
+def ending(status: int) -> str:
+    """An exit status in words."""
+    return f"signal {-status} ({signal.Signals(-status).name})" if status < 0 else f"exit status {status}"

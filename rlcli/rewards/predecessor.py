@@ -7,7 +7,7 @@ from typing import Any
 
 from rlcli.rewards.extract import last_box
 from rlcli.rewards.form import answer_in_tags, tag_places
-from rlcli.rewards.symbolic import compare, warm_up
+from rlcli.rewards.symbolic import compare, shown, warm_up
 from rlcli.rewards.verdicts import decide, no_answer, verifier
 from rlcli.types import Verdict
 
@@ -15,7 +15,7 @@ STEPS = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,", r
 TOOL_CALL = re.compile(r"</tool_call>|</code>")
 
 
-@verifier(wrong=-0.5)
+@verifier(wrong=-0.5, shown=shown, warm_up=warm_up)
 def acc(text: str, truth: str, extra: dict[str, Any]) -> Verdict:
     """The last box equals the truth by algebra: 1; it does not: -0.5; no box: -1."""
     answer = last_box(text)
@@ -26,14 +26,14 @@ def acc(text: str, truth: str, extra: dict[str, Any]) -> Verdict:
     return verdict
 
 
-@verifier()
+@verifier(shown=shown, warm_up=warm_up)
 def boxed_math(text: str, truth: str, extra: dict[str, Any]) -> Verdict:
     """The last box equals the truth by algebra: 1, else 0 (math_17k_acc, acc_for_ppo)."""
     answer = last_box(text)
     return compare(answer, truth) if answer else no_answer()
 
 
-@verifier()
+@verifier(shown=shown, warm_up=warm_up)
 def base_acc(text: str, truth: str, extra: dict[str, Any]) -> Verdict:
     """The whole text is think tags, then answer tags with a box, and the box equals the truth by algebra: 1, else 0."""
     bare = text.strip()
@@ -67,7 +67,3 @@ def retool_reward(text: str, truth: str, extra: dict[str, Any]) -> Verdict:
         return decide(True, answer)
     score = min(-1.0 + 0.1 * len(TOOL_CALL.findall(text)), 0.0)
     return decide(False, answer, scores=(1.0, score)) if answer is not None else no_answer(score)
-
-
-for _function in (acc, boxed_math, base_acc):
-    _function.warm_up = warm_up  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from math_verify import verify
 
 from rlcli.rewards.clean import clean
 from rlcli.rewards.locate import find_answer
-from rlcli.rewards.plain import WORDS, same_answer, same_text
+from rlcli.rewards.plain import WORDS, Number, Text, read, same_answer, same_text
 from rlcli.rewards.verdicts import decide, no_answer, unparsed, verifier
 from rlcli.types import Verdict
 
@@ -127,17 +127,24 @@ def compare(answer: str, truth: str) -> Verdict:
     return unparsed(answer) if algebra.unreadable else decide(False, answer)
 
 
-@verifier()
-def math(text: str, truth: str, extra: dict[str, Any], *, boxed: bool = False) -> Verdict:
-    """The answer equals the truth by algebra; 1 or 0. Looked for in the last box, else (boxed=false) where `find_answer` says."""
-    answer = find_answer(text, truth, boxed_only=boxed)
-    return compare(answer, truth) if answer else no_answer()
-
-
 def warm_up() -> None:
     """Let the parser build its tables, which its first few calls do."""
     for left, right in (("\\frac{1}{2}x + \\sqrt{3}", "\\sin x^2"), ("x^2 + 2x - 1", "(x+1)^2"), ("\\frac{\\sqrt{3}}{2}", "\\log_2 8")):
         Algebra()(clean(left), clean(right))
 
 
-math.warm_up = warm_up  # type: ignore[attr-defined]
+def shown(answer: str) -> str:
+    """A cleaned answer, and how the algebra reads it where it does."""
+    cleaned = clean(answer)
+    form = read(cleaned)
+    if isinstance(form, Text) and not is_words(cleaned) and not BASE.search(cleaned):
+        parsed = parse(cleaned, False)
+        return f"{cleaned}  [{'not readable' if parsed is None else parsed}]"
+    return f"{cleaned}  [{form.value if isinstance(form, Number) else getattr(form, 'kind', 'text')}]"
+
+
+@verifier(shown=shown, warm_up=warm_up)
+def math(text: str, truth: str, extra: dict[str, Any], *, boxed: bool = False) -> Verdict:
+    """The answer equals the truth by algebra; 1 or 0. Looked for in the last box, else (boxed=false) where `find_answer` says."""
+    answer = find_answer(text, truth, boxed_only=boxed)
+    return compare(answer, truth) if answer else no_answer()

@@ -13,16 +13,27 @@ VerifierFunction = Callable[..., Any]
 F = TypeVar("F", bound=VerifierFunction)
 
 
-def verifier(*, wrong: float = 0.0, judges: bool = True) -> Callable[[F], F]:
-    """Mark a function as a verifier.
+def verifier(
+    *,
+    wrong: float = 0.0,
+    judges: bool = True,
+    shown: Callable[[str], str] | None = None,
+    warm_up: Callable[[], None] | None = None,
+    check: Callable[..., None] | None = None,
+) -> Callable[[F], F]:
+    """Mark a function as a verifier: (text, truth, extra, *, options...) -> Verdict.
 
     wrong: the score of a wrong answer, which an answer gets whose judgement was lost to a time limit or a crash.
     judges: whether `correct` says that the answer is right; False for verifiers of form alone (format, length).
+    shown: an answer in the form in which it is compared, for `msrl reward check`.
+    warm_up: called once in each process before the first answer, to load what a first call would load.
+    check: called with all options as keywords; raises UserError for values that cannot be.
     """
 
     def mark(function: F) -> F:
-        function.wrong_score = wrong  # type: ignore[attr-defined]
-        function.judges = judges  # type: ignore[attr-defined]
+        marks = {"wrong_score": wrong, "judges": judges, "shown": shown, "warm_up": warm_up, "check_options": check}
+        for name, value in marks.items():
+            setattr(function, name, value)
         return function
 
     return mark

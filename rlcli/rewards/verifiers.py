@@ -44,6 +44,7 @@ class Verifier:
     wrong_score: float
     judges: bool
     warm_up: Callable[[], None] | None = None
+    shown: Callable[[str], str] | None = None  # an answer in the form in which it is compared
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def load(name: str, options: Mapping[str, str]) -> Verifier:
     def judge(text: str, truth: str, extra: dict[str, Any]) -> Verdict:
         return as_verdict(name, function(text, truth, extra, **values))
 
-    marks: dict[str, Any] = {"wrong_score": 0.0, "judges": True, "warm_up": None}
+    marks: dict[str, Any] = {"wrong_score": 0.0, "judges": True, "warm_up": None, "shown": None}
     return Verifier(name, judge, **{mark: getattr(function, mark, default) for mark, default in marks.items()})
 
 

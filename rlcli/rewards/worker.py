@@ -18,7 +18,8 @@ from typing import Any
 
 from rlcli.errors import UserError
 from rlcli.rewards import wire
-from rlcli.rewards.verifiers import Combined, resolve
+from rlcli.rewards.verifiers import Combined, Verifier, resolve
+from rlcli.types import Verdict
 
 MOST_REQUEST = 1 << 30
 MOST_ANSWER = 1000  # characters of an extracted answer that are sent back
@@ -46,23 +47,24 @@ def main(descriptor: int, parent: int) -> None:
 
 def serve(channel: socket.socket, verifier: Combined, timeout_s: float) -> bool:
     """Judge one request's answers, replying to each as it is done. False: this process is spent."""
-    for text, truth, extra in wire.receive(channel, MOST_REQUEST):
-        reply = judge(verifier, text, truth, extra, timeout_s)
+    for text, truth, extra, explain in wire.receive(channel, MOST_REQUEST):
+        reply = judge(verifier, text, truth, extra, timeout_s, explain)
         wire.send(channel, reply)
         if reply.get("spent"):
             return False
     return True
 
 
-def judge(verifier: Combined, text: str, truth: str, extra: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    """One verdict as a message; an exception of the verifier is `crashed`, and memory that ran out also spends the process."""
+def judge(verifier: Combined, text: str, truth: str, extra: dict[str, Any], timeout_s: float, explain: bool = False) -> dict[str, Any]:
+    """One verdict as a message, with the parts' own where asked for; an exception of the verifier is `crashed`, and memory that ran out also spends the process."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a verifier may have set a handler of its own
     started = time.perf_counter()
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
-        verdict = verifier(text, truth, extra)
-        answer = None if verdict.answer is None else str(verdict.answer)[:MOST_ANSWER]
-        reply: dict[str, Any] = {"verdict": [float(verdict.score), bool(verdict.correct), answer, verdict.reason]}
+        verdicts = verifier.verdicts(text, truth, extra)
+        reply: dict[str, Any] = {"verdict": plain(verifier.combine(verdicts))}
+        if explain:
+            reply["parts"] = [describe(part, verdict, truth) for part, verdict in zip(verifier.parts, verdicts, strict=True)]
     except MemoryError:
         reply = {"crashed": "out of memory", "spent": True}
     except Exception as error:
@@ -70,6 +72,18 @@ def judge(verifier: Combined, text: str, truth: str, extra: dict[str, Any], time
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
     return reply | {"seconds": time.perf_counter() - started}
+
+
+def plain(verdict: Verdict) -> list[Any]:
+    answer = None if verdict.answer is None else str(verdict.answer)[:MOST_ANSWER]
+    return [float(verdict.score), bool(verdict.correct), answer, verdict.reason]
+
+
+def describe(part: Verifier, verdict: Verdict, truth: str) -> dict[str, Any]:
+    """A part's verdict, with the answer and the truth in the form in which they were compared, where the verifier can show it."""
+    sides = (verdict.answer, truth) if part.shown is not None else ()
+    shown = [part.shown(side)[:MOST_ANSWER] if part.shown is not None and side is not None else None for side in sides]
+    return {"name": part.name, "verdict": plain(verdict), "compared": shown}
 
 
 def die_with(parent: int) -> None:
