@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
+from rlcli.runs.samples import harmless
+
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 STYLE = """
@@ -21,7 +23,7 @@ h2{font-size:17px;margin:36px 0 12px}
 .sub{color:var(--soft);margin:6px 0 0;overflow-wrap:anywhere}
 .pill{font-size:13px;font-weight:600;padding:2px 10px;border-radius:99px;border:1px solid currentColor}
 .finished{color:var(--good)}.failed{color:var(--bad)}.stopped,.running{color:var(--warn)}
-.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(165px,1fr));gap:12px;margin-top:22px}
+.cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(176px,1fr));gap:12px;margin-top:22px}
 .card,.chart,.box{background:var(--card);border:1px solid var(--line);border-radius:12px}
 .card{padding:13px 15px}
 .card b{display:block;font-size:22px;line-height:1.25;font-variant-numeric:tabular-nums;letter-spacing:-.01em}
@@ -117,10 +119,14 @@ def sample(row: dict[str, object]) -> str:
         facts += f" · {row['group_correct']} of {row['group_samples']} of its group right"
     return (
         f'<details class="row is-{kind}"><summary><span class="r" style="text-align:left">{escape(str(row.get("step")))}</span><span class="{kind}">{escape(word)}</span>'
-        f'<span class="text">{escape(str(row.get("response"))[:300])}</span><span class="r">{escape(str(row.get("tokens")))} tokens</span></summary>'
-        f'<div class="inner"><div>Prompt<pre class="text">{escape(str(row.get("prompt")))}</pre></div><div>Response<pre class="text">{escape(str(row.get("response")))}</pre>'
-        f'<span class="sub">{escape(facts)}</span></div></div></details>'
+        f'<span class="text">{_text(row, "response", 300)}</span><span class="r">{escape(str(row.get("tokens")))} tokens</span></summary>'
+        f'<div class="inner"><div>Prompt<pre class="text">{_text(row, "prompt")}</pre></div><div>Response<pre class="text">{_text(row, "response")}</pre>'
+        f'<span class="sub">{escape(harmless(facts))}</span></div></div></details>'
     )
+
+
+def _text(row: dict[str, object], name: str, most: int = 100_000) -> str:
+    return escape(harmless(str(row.get(name))[:most]))
 
 
 def _short(value: object) -> str:

@@ -26,12 +26,13 @@ class Series:
 
 
 def plain(value: float) -> str:
-    """A number as an axis or a summary shows it: 1,234 or 0.0123 or 2.0e-05."""
+    """A number as an axis or a summary shows it: 1,234 or 0.0123 or 2e-5."""
     size = abs(value)
     if value == 0 or not math.isfinite(value):
         return "0" if value == 0 else str(value)
     if size >= 100_000 or size < 0.001:
-        return f"{value:.1e}"
+        digits, _, power = f"{value:.1e}".partition("e")
+        return f"{digits.removesuffix('.0')}e{int(power)}"
     if size >= 100:
         return f"{value:,.0f}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(size)))}f}".rstrip("0").rstrip(".")

@@ -9,9 +9,9 @@ from typing import Any
 from rlcli.errors import UserError
 from rlcli.runs import jsonl
 from rlcli.runs.folder import read_state
+from rlcli.runs.samples import harmless
 
 Row = dict[str, Any]
-KEPT = "\n\t"
 
 
 def find_samples(run: Path, kind: str, step: int | None, correct: bool | None, limit: int) -> list[Row]:
@@ -34,16 +34,11 @@ def show(row: Row, raw: bool = False) -> str:
     """One sample as text, or as one line of JSON."""
     if raw:
         return json.dumps(row, ensure_ascii=True)
-    verdict = "right" if row.get("correct") else f"wrong ({row.get('reason')})"
+    verdict = "right" if row.get("correct") else str(row.get("reason")).replace("_", " ")
     head = f"step {row.get('step')} · prompt {row.get('prompt_id')} · {verdict} · score {row.get('score')} · {row.get('tokens')} tokens · {row.get('finish')}"
     answer = f"answer {harmless(str(row.get('answer')))} · extracted {harmless(str(row.get('extracted')))}"
     prompt, response = (_indent(harmless(str(row.get(name)))) for name in ("prompt", "response"))
     return f"{head}\n{answer}\n  prompt\n{prompt}\n  response\n{response}"
-
-
-def harmless(text: str) -> str:
-    """The text with every control and format character but newline and tab spelt out."""
-    return "".join(char if char.isprintable() or char in KEPT else f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}" for char in text)
 
 
 def _indent(text: str) -> str:

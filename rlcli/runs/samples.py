@@ -8,6 +8,7 @@ from typing import Any
 from rlcli.types import Group, Sample, Verdict
 
 Decode = Callable[[Sequence[int]], str]
+KEPT = "\n\t"
 
 
 def chosen(groups: Sequence[Group], limit: int) -> Iterator[tuple[Group, int]]:
@@ -64,3 +65,8 @@ def fault_row(group: Group) -> dict[str, Any]:
         "policy_versions": [sample.policy_version for sample in group.samples],
         "scores": [verdict.score for verdict in group.verdicts],
     }
+
+
+def harmless(text: str) -> str:
+    """The text with every control and format character but newline and tab spelt out."""
+    return "".join(char if char.isprintable() or char in KEPT else f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}" for char in text)
