@@ -1,0 +1,86 @@
+"""Going on with a run: everything it needs is in the checkpoint."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from rlcli.checkpoint.find import Checkpoint, resolve
+from rlcli.checkpoint.trusted import refuse_code
+from rlcli.config.load import Loaded, from_dict, get
+from rlcli.errors import UserError
+from rlcli.runs.environment import describe
+from rlcli.runs.folder import RunFolder
+from rlcli.trainers.launch import check_dapo, open_prompts, run_dapo, tell_data
+from rlcli.trainers.saving import MODEL, model_identity, require_same
+
+# Settings that the saved state was made under: another value would silently mean another run.
+FIXED = (
+    "model",
+    "data.train",
+    "data.max_prompt_tokens",
+    "data.template",
+    "data.enable_thinking",
+    "data.shuffle",
+    "rollout.samples_per_prompt",
+    "train.seed",
+    "train.dtype",
+    "train.batch_pairs",
+)
+MOVABLE = ("model", "data.train")  # of those, what may move to another place as long as the content is the same
+
+
+def resume(path: Path, overrides: list[str], allow_data_change: bool = False) -> Path:
+    """Resume from a run's folder, its checkpoints folder, or one checkpoint; returns the run's folder."""
+    checkpoint = resolve(path, lambda text: print(text, file=sys.stderr))
+    manifest = checkpoint.manifest
+    if not manifest.optimizer:
+        raise UserError(f"{checkpoint.path}: was saved with checkpoint.save_optimizer=false: it holds weights only, which a new run can start from after `msrl ckpt convert`")
+    loaded = from_dict(manifest.kind, manifest.config, overrides)
+    refuse_unsafe(from_dict(manifest.kind, manifest.config), loaded, allow_data_change)
+    folder = run_folder_of(checkpoint)
+    if manifest.step >= loaded.config.train.steps > 0:
+        print(f"{folder or checkpoint.path}: finished, all {manifest.step} steps are done; to go on, give more: msrl resume --ckpt {path} train.steps=N")
+        return folder or checkpoint.path
+    refuse_code(checkpoint.path / MODEL)
+    return {"dapo": resume_dapo}[manifest.kind](loaded, checkpoint, folder, allow_data_change)
+
+
+def run_folder_of(checkpoint: Checkpoint) -> Path | None:
+    """The run that a checkpoint lies in; none where it was copied elsewhere on its own."""
+    folder = checkpoint.path.parent.parent
+    return folder if (folder / "run.json").is_file() else None
+
+
+def refuse_unsafe(saved: Loaded, loaded: Loaded, allow_data_change: bool) -> None:
+    """Raise UserError for overrides that would make the saved state mean something else."""
+    for key in FIXED:
+        if not hasattr(getattr(loaded.config, key.split(".")[0]), key.split(".")[-1]) and "." in key:
+            continue  # of the other kind of recipe
+        old, new = get(saved.config, key), get(loaded.config, key)
+        if old != new and key not in MOVABLE and not (allow_data_change and key.startswith("data.")):
+            raise UserError(f"{key}={new} cannot be changed when resuming (the checkpoint was made with {old}): start a new run from the trained weights instead")
+
+
+def open_run(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, environment: dict[str, object]) -> RunFolder:
+    """The run's own folder, rewound to the checkpoint's step; a new one for a checkpoint that lies outside any run."""
+    if folder is None:
+        return RunFolder.create(loaded.config, loaded.kind, f"resumed-{loaded.kind}", environment)
+    return RunFolder.reopen(folder, loaded.config, checkpoint.step, environment)
+
+
+def resume_dapo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allow_data_change: bool) -> Path:
+    config = loaded.dapo
+    spec = check_dapo(config)
+    require_same(f"the model in {config.model}", checkpoint.manifest.model, model_identity(spec), "give the same one as model=DIR")
+    train = open_prompts(config, config.data.train)
+    held_out = open_prompts(config, config.data.eval) if config.data.eval else None
+    if not allow_data_change:
+        remedy = "give the same rows as data.train=..., or add --allow-data-change to go on with others, from their beginning"
+        require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], train.fingerprint, remedy)
+    environment = describe(model=str(spec.folder), resumed_from=str(checkpoint.path))
+    with open_run(loaded, checkpoint, folder, environment) as run:
+        run.console.info(f"resuming after step {checkpoint.step} from {checkpoint.path}")
+        tell_data(run, train, held_out)
+        run_dapo(config, spec, run, train, held_out, checkpoint)
+    return run.path
