@@ -136,7 +136,7 @@ class RolloutWorker:
         self._running.add(name)
         try:
             prompt = {"prompt_token_ids": request.token_ids.tolist()}
-            return name, await self._engine.add_request(name, prompt, _sampling_params(self.setup, request.key, sampling))
+            return name, await self._engine.add_request(name, prompt, sampling_params(self.setup, request.key, sampling))
         except BaseException:
             self._done(name)
             raise
@@ -182,7 +182,12 @@ def _engine(setup: RolloutSetup) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments: dict[str, Any] = {
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(setup)))
+
+
+def engine_arguments(setup: RolloutSetup) -> dict[str, Any]:
+    """vLLM's own names for what the setup says."""
+    return {
         "model": setup.model,
         "skip_tokenizer_init": not setup.needs_text,
         "dtype": setup.dtype,
@@ -196,11 +201,12 @@ def _engine(setup: RolloutSetup) -> Any:
         "enable_prefix_caching": True,
         "disable_log_stats": True,
         "worker_extension_cls": setup.extension,
+        **setup.options,
     }
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, **setup.options))
 
 
-def _sampling_params(setup: RolloutSetup, key: int, sampling: Sampling) -> Any:
+def sampling_params(setup: RolloutSetup, key: int, sampling: Sampling) -> Any:
+    """vLLM's sampling parameters of the request `key`."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
