@@ -62,7 +62,7 @@ class Architecture:
         return self.parameters() - idle
 
 
-def read(folder: str | Path) -> Architecture:
+def read_architecture(folder: str | Path) -> Architecture:
     """The sizes in `folder`/config.json. Raises UserError where the folder, the file or a size is missing."""
     path = Path(folder) / "config.json"
     if not path.parent.is_dir():

@@ -185,7 +185,7 @@ def _cache_room(config: DapoRecipe, model: Architecture, counts: Counts) -> int 
 
 
 # Python, torch, Megatron-core or vLLM and their buffers, in one process on a CPU, measured without a model.
-PROGRAM_BYTES = 700 * 2**20
+PROGRAM_BYTES = 400 * 2**20
 
 
 def _machine(every: list[tuple[list[Item], int]], model: Architecture, config: Any, counts: Counts) -> Section:

@@ -179,7 +179,7 @@ def test_memory_of_training_by_hand():
     # 4 prompts a update of 32 + 2*16 tokens over 2 ranks: 128 tokens, but never more than 100
     assert memory.update_tokens(config) == 4 * 64
     assert memory.forward_tokens(config) == 100
-    # a layer keeps 4*64 + 3*128 + 3*64 + 4*128 = 1,344 numbers a token
+    # a layer keeps 4*64 + 4*128 + 3*64 + 3*128 = 1,344 numbers a token
     assert memory.layer_activation(tiny(), 1) == 1344
     assert items == {
         "weights": 115_008 * 2,
@@ -273,14 +273,14 @@ def test_a_plan_prints():
 
 def test_a_folder_that_is_no_model(tmp_path):
     with pytest.raises(UserError, match="there is no such folder"):
-        architecture.read(tmp_path / "none")
+        architecture.read_architecture(tmp_path / "none")
     with pytest.raises(UserError, match=r"has no config\.json"):
-        architecture.read(tmp_path)
+        architecture.read_architecture(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
-        architecture.read(tmp_path)
+        architecture.read_architecture(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**TINY, "num_hidden_layers": None}))
     with pytest.raises(UserError, match="num_hidden_layers is missing"):
-        architecture.read(tmp_path)
+        architecture.read_architecture(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(TINY))
-    assert architecture.read(tmp_path) == tiny()
+    assert architecture.read_architecture(tmp_path) == tiny()
