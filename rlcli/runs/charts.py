@@ -44,7 +44,7 @@ COMMON = (
         "Tokens a second", "rollout: sampled; update: computed; end to end: trained on",
         {"rollout": "rate/rollout_tokens_per_s", "update": "rate/update_tokens_per_s", "end to end": "rate/trained_tokens_per_s"}, zero=True,
     ),
-    Chart("Memory", "GiB", {"": "memory/*"}, zero=True),
+    Chart("Memory", "of all processes of the run, in GiB", {"": "memory/*"}, zero=True),
 )  # fmt: skip
 DAPO = (
     Chart("Reward", "mean score before shaping", {"all samples": "sampled/reward", "trained on": "batch/reward"}),
@@ -54,7 +54,7 @@ DAPO = (
     Chart("Response length", "tokens", {"mean": "sampled/response_tokens", "longest trained on": "batch/response_tokens_max"}, zero=True),
     Chart("Truncated", "samples cut at the limit", {"all samples": "sampled/truncated"}, percent, zero=True),
     Chart("Clipped tokens", "where the clip of the ratio binds", {"low": "update/clip_low", "high": "update/clip_high"}, percent, zero=True),
-    Chart("Trainer and rollout engine", "mean |log-prob difference|, in nats", {"update": "update/gap", "probe": "probe/gap"}, zero=True),
+    Chart("Trainer and rollout engine", "mean |log-prob difference|, in nats", {"update": "update/gap", "probe": "sync/probe_gap"}, zero=True),
     Chart("KL", "of the old policy to the new, in nats a token", {"KL": "update/kl"}, zero=True),
     *COMMON,
 )

@@ -78,6 +78,8 @@ MEANINGS: dict[str, str] = {
     "seconds/sync": "seconds of handing the weights to the rollout engines, probe included",
     "seconds/save": "seconds that training stood still for a checkpoint",
     "seconds/other": "seconds of everything else",
+    "memory/all_gib": "memory of all processes of the run (PSS: shared pages counted once), in GiB",
+    "sync/probe_gap": "mean |log-prob difference| of the probe after the weight sync, in nats",
     # held-out data
     "eval/accuracy": "share of samples on held-out prompts that are right (avg@k); of held-out pairs ranked rightly",
     "eval/reward": "mean score on held-out prompts",
@@ -98,7 +100,6 @@ FAMILIES = {
     "memory/": "memory, in GiB",
     "sampled/": "share or mean over all samples drawn",
     "reward/": "from the verifiers",
-    "probe/": "from the comparison of both engines after a weight sync",
 }
 
 
