@@ -2,6 +2,8 @@
 
 A read is `section.name` where the section is known: a chain that ends in the section's own field (`config.rollout.temperature`,
 `rollout.temperature` of a recipe), or a name that is annotated with the section's class, or that such a chain was assigned to.
+Where a parameter is annotated as Any its name decides: `config` is a recipe of either kind, `train` the section of that name.
+A class with fields that hold sections hands them on wherever it is named in an annotation.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ RECIPES = {cls.__name__: kind for kind, cls in SCHEMAS.items()}
 class Reads(ast.NodeVisitor):
     """Settings that one module reads, as (kind, "section.name"); `recipe` is the set of kinds that a bare recipe may be here."""
 
-    def __init__(self) -> None:
+    def __init__(self, holders: dict[str, dict[str, set[tuple[str, str]]]] | None = None) -> None:
+        self.holders = holders or {}
         self.found: set[tuple[str, str]] = set()
         self.scopes: list[dict[str, set[tuple[str, str]]]] = [{}]  # name -> (kind, section); section "" is a whole recipe
         self.fields: dict[str, set[tuple[str, str]]] = {}  # self.NAME -> the same
@@ -44,22 +47,26 @@ class Reads(ast.NodeVisitor):
                 inner = self.meaning(node.value)
                 if not inner:
                     return {(node.attr, "")}
-            return {(kind, node.attr) for kind, section in self.meaning(node.value) if section == "" and node.attr in sections(kind)}
+            inner = self.meaning(node.value)
+            held = {place for name, _ in inner if name in self.holders for place in self.holders[name].get(node.attr, ())}
+            return held | {(kind, node.attr) for kind, section in inner if kind in SCHEMAS and section == "" and node.attr in sections(kind)}
         return set()
 
-    def annotated(self, node: ast.expr | None) -> set[tuple[str, str]]:
-        """What an annotation names, in a union or a string too."""
+    def annotated(self, node: ast.expr | None, parameter: str = "") -> set[tuple[str, str]]:
+        """What an annotation names, in a union or a string too; where it is Any, what the parameter's name says."""
         if node is None:
             return set()
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            return self.annotated(ast.parse(node.value, mode="eval").body)
+            return self.annotated(ast.parse(node.value, mode="eval").body, parameter)
         names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
-        return {(RECIPES[name], "") for name in names & set(RECIPES)} | {place for name in names & set(CLASSES) for place in CLASSES[name]}
+        if names == {"Any"} and parameter:
+            return {(kind, "" if parameter == "config" else parameter) for kind in SCHEMAS if parameter == "config" or parameter in sections(kind)}
+        return {(name, "") for name in names & set(self.holders)} | {(RECIPES[name], "") for name in names & set(RECIPES)} | {place for name in names & set(CLASSES) for place in CLASSES[name]}
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         scope = {}
         for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
-            scope[argument.arg] = self.annotated(argument.annotation)
+            scope[argument.arg] = self.annotated(argument.annotation, argument.arg)
         self.scopes.append(scope)
         self.generic_visit(node)
         self.scopes.pop()
@@ -92,7 +99,7 @@ def fields_of(node: ast.ClassDef, reads: Reads) -> dict[str, set[tuple[str, str]
     out = {item.target.id: reads.annotated(item.annotation) for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
     for method in node.body:
         if isinstance(method, ast.FunctionDef):
-            reads.scopes.append({a.arg: reads.annotated(a.annotation) for a in method.args.args})
+            reads.scopes.append({a.arg: reads.annotated(a.annotation, a.arg) for a in method.args.args})
             for item in ast.walk(method):
                 if isinstance(item, ast.Assign):
                     for target in item.targets:
@@ -104,14 +111,30 @@ def fields_of(node: ast.ClassDef, reads: Reads) -> dict[str, set[tuple[str, str]
     return out
 
 
-def reads_of(text: str) -> set[tuple[str, str]]:
-    visitor = Reads()
-    visitor.visit(ast.parse(text))
-    return visitor.found
+def holders_of(trees: list[ast.Module]) -> dict[str, dict[str, set[tuple[str, str]]]]:
+    """Classes with fields that are annotated as sections or recipes: class -> field -> what it may be."""
+    plain = Reads()
+    found = {}
+    for node in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        fields = {item.target.id: plain.annotated(item.annotation) for item in node.body if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name)}
+        if any(fields.values()) and node.name not in RECIPES:
+            found[node.name] = fields
+    return found
+
+
+def reads_of(*texts: str) -> set[tuple[str, str]]:
+    trees = [ast.parse(text) for text in texts]
+    holders = holders_of(trees)
+    found: set[tuple[str, str]] = set()
+    for tree in trees:
+        visitor = Reads(holders)
+        visitor.visit(tree)
+        found |= visitor.found
+    return found
 
 
 def all_reads() -> set[tuple[str, str]]:
-    return set().union(*(reads_of(path.read_text()) for path in sorted(PACKAGE.rglob("*.py")) if path not in NO_USE))
+    return reads_of(*(path.read_text() for path in sorted(PACKAGE.rglob("*.py")) if path not in NO_USE))
 
 
 @pytest.mark.parametrize(
@@ -124,6 +147,9 @@ def all_reads() -> set[tuple[str, str]]:
         ("def f(config: DapoRecipe):\n    a, b = config.train, config.rollout\n    return b.temperature", "rollout.temperature"),
         ("def f(loaded):\n    config = loaded.dapo\n    return config.rollout.temperature", "rollout.temperature"),
         ("class A:\n    def __init__(self, c: DapoRecipe):\n        self.c = c\n    def f(self):\n        return self.c.rollout.temperature", "rollout.temperature"),
+        ("class H:\n    rollout: RolloutConfig\ndef f(setup: H):\n    return setup.rollout.temperature", "rollout.temperature"),
+        ("def f(config: Any):\n    return config.rollout.temperature", "rollout.temperature"),
+        ("def f(rollout: Any):\n    return rollout.temperature", "rollout.temperature"),
         ("class A:\n    config: DapoRecipe\n    def f(self):\n        return self.config.dapo.epochs", "dapo.epochs"),
     ],
 )
@@ -135,6 +161,8 @@ def test_the_reader_sees_a_read(text, key):
     "text",
     [
         "def f(other):\n    return other.temperature",
+        "def f(other: Any):\n    return other.temperature",
+        "def f(config: Other):\n    return config.rollout.temperature",
         "def f(sampling: Sampling):\n    return sampling.temperature",
         "def f(config: DapoRecipe):\n    return config.eval.temperature",
         "def f(config: DapoRecipe):\n    config.rollout.temperature = 3",
@@ -145,8 +173,10 @@ def test_the_reader_is_not_fooled(text):
     assert ("dapo", "rollout.temperature") not in reads_of(text)
 
 
-@pytest.mark.parametrize("kind", sorted(SCHEMAS))
-@pytest.mark.xfail(strict=False, reason="parts that read some settings are still being built")
+BEING_BUILT = pytest.mark.xfail(strict=False, reason="the DPO trainer, which reads these settings, is still being built")
+
+
+@pytest.mark.parametrize("kind", ["dapo", pytest.param("dpo", marks=BEING_BUILT)])
 def test_every_setting_is_read_by_code(kind):
     reads = all_reads()
     unread = [key for key in table(kind) if (kind, key) not in reads]
