@@ -184,19 +184,25 @@ def _cache_room(config: DapoRecipe, model: Architecture, counts: Counts) -> int 
     return int(counts.memory * DEVICE_SHARE) - others
 
 
-# Python, torch, Megatron-core or vLLM and their buffers, in one process on a CPU, measured without a model.
-PROGRAM_BYTES = 400 * 2**20
+# What programs take on a CPU before any model is in them (libraries, interpreters, Ray), measured on a run of the demo.
+TRAIN_PROGRAM, ENGINE_PROGRAM, VERIFIER_PROGRAM, DRIVER_PROGRAM = (int(share * 2**30) for share in (0.4, 1.15, 0.15, 0.85))
 
 
 def _machine(every: list[tuple[list[Item], int]], model: Architecture, config: Any, counts: Counts) -> Section:
     """All processes of one CPU machine: on it training and rollout stand side by side in memory."""
-    processes = sum(number for _, number in every)
+    devices = config.parallel.devices
     items = [
         Item("all training and rollout", sum(total(items) * number for items, number in every), "nothing is put aside while the other works"),
-        Item("programs", processes * PROGRAM_BYTES, f"{processes} processes with their libraries, about {size(PROGRAM_BYTES)} each"),
+        Item("training programs", devices * TRAIN_PROGRAM, f"{devices} x {size(TRAIN_PROGRAM)}: torch, Megatron-core"),
+        Item("driver and Ray", DRIVER_PROGRAM, ""),
     ]
     if isinstance(config, DapoRecipe):
-        items.append(Item("weight hand-over", model.parameters() * memory.BYTES[config.train.dtype], "one copy in shared memory (/dev/shm)"))
+        engines, verifiers = config.rollout.engines, config.reward.workers
+        items += [
+            Item("rollout programs", engines * ENGINE_PROGRAM, f"{engines} x {size(ENGINE_PROGRAM)}: vLLM and the process that serves it"),
+            Item("verifiers", verifiers * VERIFIER_PROGRAM, f"{verifiers} x {size(VERIFIER_PROGRAM)}"),
+            Item("weight hand-over", model.parameters() * memory.BYTES[config.train.dtype], "one copy in shared memory (/dev/shm)"),
+        ]
     section = _sum("Memory of this machine", items)
     if counts.memory is not None:
         section.lines.append(Line("machine", size(counts.memory), "enough" if total(items) <= counts.memory * DEVICE_SHARE else "not enough"))
@@ -247,16 +253,13 @@ def _plural(word: str, number: int) -> str:
 
 
 def _table(section: Section) -> RenderableType:
-    from rich import box
     from rich.table import Table
 
-    table = Table(title=section.title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, show_header=False, pad_edge=False)
+    table = Table(title=section.title, title_justify="left", title_style="bold", box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="cyan", no_wrap=True, min_width=16)
-    table.add_column(justify="right", no_wrap=True, min_width=14)
+    table.add_column(justify="right", no_wrap=True, min_width=17)
     table.add_column(style="dim", ratio=1)
     for line in section.lines:
-        if section.summed and line.name == "together":
-            table.add_section()
-        bold = "bold" if section.summed and line.name == "together" else ""
-        table.add_row(line.name, line.value, line.how, style=bold)
+        table.add_row(line.name, line.value, line.how, style="bold" if section.summed and line.name == "together" else "")
+    table.add_row("", "", "")
     return table
