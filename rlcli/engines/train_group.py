@@ -11,7 +11,7 @@ from rlcli.cluster.launch import LocalCluster
 from rlcli.cluster.supervise import Worker, wait_all
 from rlcli.config.schema import ParallelConfig
 from rlcli.data.pack import MicroBatch, pack, unpack
-from rlcli.engines.base import UpdateResult, WeightHandle
+from rlcli.engines.base import UpdateResult
 from rlcli.types import FloatArray, TrainRow
 
 RANK_FACTORY = "rlcli.engines.train:TrainRank"
@@ -56,9 +56,9 @@ class TrainGroup:
         answers = self._call("publish", version, str(folder))
         return [file for files in answers for file in files]
 
-    def save(self, folder: Path, asynchronous: bool = False) -> None:
+    def save(self, folder: Path, asynchronous: bool = False, optimizer: bool = True) -> None:
         """Write model and optimizer; asynchronous: returns once the state is copied, and `saved` says when it is on disk."""
-        self._call("save", str(folder), asynchronous)
+        self._call("save", str(folder), asynchronous, optimizer)
 
     def saved(self, wait: bool) -> bool:
         """Whether the asynchronous save is on disk, on every rank; `wait`: return only then. Raises what the writing raised."""
@@ -99,6 +99,3 @@ class TrainGroup:
     def _on_first(self, method: str) -> Any:
         return self.cluster.call(self.workers[:1], method, what="start", timeout_s=self.timeout_s)[0]
 
-
-def handle_of(version: int, files: Sequence[str], tied_head: bool) -> WeightHandle:
-    return WeightHandle(version, tuple(files), tied_head)

@@ -9,14 +9,21 @@ import numpy as np
 
 from rlcli.algorithms.dapo import DapoLoss, summarise
 from rlcli.algorithms.schedule import learning_rate
+from rlcli.checkpoint.find import Checkpoint
+from rlcli.checkpoint.manifest import Manifest
+from rlcli.checkpoint.state import read_state
+from rlcli.config.load import to_dict
 from rlcli.config.schema import DapoRecipe
+from rlcli.data.cursor import Cursor
 from rlcli.engines.base import UpdateResult
 from rlcli.errors import RunError, StoppedEarly
+from rlcli.runs.environment import versions
 from rlcli.trainers.batch import group_metrics, mini_batches, plain_rows, training_rows, updates_per_step
 from rlcli.trainers.clock import Clock
 from rlcli.trainers.evaluate import evaluate
 from rlcli.trainers.parts import DapoParts
 from rlcli.trainers.sampler import Collected
+from rlcli.trainers.saving import MODEL, State
 from rlcli.types import FloatArray, Group
 
 
@@ -30,6 +37,7 @@ class DapoTrainer:
         self.version = 0
         self.skipped_in_row = 0
         self.skipped_in_all = 0
+        self.newest: dict[str, float] = {}  # the last step's and evaluation's metrics
 
     def train(self) -> dict[str, float]:
         """All steps that are left; returns the last evaluation. Raises StoppedEarly after saving what resumes."""
@@ -40,7 +48,7 @@ class DapoTrainer:
         while self.step < config.train.steps:
             parts.rollout.what = f"step {self.step + 1}, rollout"
             with self.clock.stage("rollout"):
-                collected = parts.sampler.collect(self.step + 1, self.version)
+                collected = self.collect()
             with self.clock.stage("update"):
                 results = self.update(collected.groups)
             with self.clock.stage("sync"):
@@ -53,9 +61,18 @@ class DapoTrainer:
             self.stop_if_asked()
         if config.eval.after:
             measured = self.evaluate("after")
+        self.save()
         return measured
 
     # ---------------------------------------------------------------- one step
+
+    def collect(self) -> Collected:
+        """The groups of the next step. Where sampling is given up by the settings, what was kept is saved first."""
+        try:
+            return self.parts.sampler.collect(self.step + 1, self.version)
+        except StoppedEarly as error:
+            self.stop(str(error))
+            raise
 
     def update(self, groups: Sequence[Group]) -> list[UpdateResult]:
         """All optimizer updates of a step, `epochs` times over its groups."""
@@ -121,6 +138,7 @@ class DapoTrainer:
             return {}
         measured, groups = evaluate(self.parts.judge, self.parts.held_out, self.config.eval, self.config.rollout, self.parts.eval_seed)
         self.run.log_eval(self.step, measured, when)
+        self.newest |= {f"eval/{name}": value for name, value in measured.items()}
         self.run.log_samples(self.step, groups[:16], kind="eval")
         return measured
 
@@ -131,40 +149,69 @@ class DapoTrainer:
         metrics["update/skipped_in_all"] = float(self.skipped_in_all)
         metrics |= rates(metrics, collected, results, seconds)
         self.run.log_step(self.step, metrics)
+        self.newest |= metrics
         self.run.log_samples(self.step, collected.groups)
 
     def save_if_due(self) -> None:
         every = self.config.checkpoint.every
-        if every and self.step % every == 0 and self.step < self.config.train.steps:
-            self.save()
+        with self.clock.stage("save"):
+            self.parts.saver.poll()
+            if every and self.step % every == 0 and self.step < self.config.train.steps:
+                self.parts.saver.try_save(self.manifest(), self.state())
 
     def save(self) -> None:
-        """Write a checkpoint of everything a resumed run needs."""
-        with self.clock.stage("save"):
-            self.parts.save(self.step, self.state())
+        """Write a checkpoint of everything a resumed run needs, and wait until it is on disk."""
+        self.parts.saver.save(self.manifest(), self.state())
+        self.parts.saver.wait()
+
+    def manifest(self) -> Manifest:
+        parts = self.parts
+        return Manifest(
+            kind="dapo",
+            step=self.step,
+            consumed=parts.cursor.taken,
+            config=to_dict(self.config),
+            versions=versions(),
+            layout={**asdict(self.config.parallel), "data": parts.trainer.data_parallel},
+            model=parts.model,
+            data={"fingerprint": parts.data, "cursor": parts.cursor.state()},
+            metrics=self.newest,
+            optimizer=self.config.checkpoint.save_optimizer,
+        )
 
     def stop_if_asked(self) -> None:
         reason = self.parts.stopper.reason
         if reason is not None and self.step < self.config.train.steps:
-            self.save()
-            self.parts.finish_saving()
-            raise StoppedEarly(f"stopped after step {self.step} of {self.config.train.steps} ({reason}); go on with: msrl resume --ckpt {self.run.path}")
+            self.stop(reason)
 
-    def state(self) -> dict[str, object]:
-        """JSON-able state of the loop itself; the sampler's carried groups go beside it."""
-        return {
+    def stop(self, reason: str) -> None:
+        """Save and end the run early, resumable."""
+        self.save()
+        raise StoppedEarly(f"stopped after step {self.step} of {self.config.train.steps} ({reason}); go on with: msrl resume --ckpt {self.run.path}")
+
+    def state(self) -> State:
+        """Everything beside model and optimizer that the next step depends on."""
+        loop = {
             "step": self.step,
+            "version": self.version,
             "skipped_in_row": self.skipped_in_row,
             "skipped_in_all": self.skipped_in_all,
-            "version": self.version,
+            "drawn": self.parts.judge.drawn,
         }
+        return {"loop": (loop, None), "sampler": self.parts.sampler.state()}
 
-    def restore(self, state: dict[str, object]) -> None:
-        self.step = int(str(state["step"]))
-        # The next sync publishes the version that the interrupted run had sampled the next step with.
-        self.version = int(str(state["version"])) - 1
-        self.skipped_in_row = int(str(state["skipped_in_row"]))
-        self.skipped_in_all = int(str(state["skipped_in_all"]))
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint as if the run had never stopped."""
+        parts = self.parts
+        parts.trainer.what = "loading the checkpoint"
+        parts.trainer.load(checkpoint.path / MODEL)
+        loop, _ = read_state(checkpoint.path, "loop")
+        self.step = loop["step"]
+        self.version = loop["version"] - 1  # the first sync publishes the version that the next step was to be sampled with
+        self.skipped_in_row, self.skipped_in_all = loop["skipped_in_row"], loop["skipped_in_all"]
+        parts.judge.drawn = loop["drawn"]
+        parts.sampler.restore(*read_state(checkpoint.path, "sampler"))
+        parts.cursor = Cursor.restore(checkpoint.manifest.data["cursor"], parts.cursor.n_rows)
 
 
 def step_metrics(collected: Collected, results: Sequence[UpdateResult], config: DapoRecipe) -> dict[str, float]:

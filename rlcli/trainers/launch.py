@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from rlcli.checkpoint.find import Checkpoint
 from rlcli.config.architecture import read_architecture
 from rlcli.config.load import Loaded
 from rlcli.config.plan import Counts, plan, require
@@ -89,14 +90,17 @@ def tell_data(run: RunFolder, train: PromptSet, held_out: PromptSet | None) -> N
             run.console.info(f"{len(prompts)} {name} prompts{left}")
 
 
-def run_dapo(config: DapoRecipe, spec: ModelSpec, run: RunFolder, train: PromptSet, held_out: PromptSet | None) -> None:
-    """Start all parts, train, export the model."""
-    decode = decoder(config.model)
-    run.decode = decode
+def run_dapo(
+    config: DapoRecipe, spec: ModelSpec, run: RunFolder, train: PromptSet, held_out: PromptSet | None, checkpoint: Checkpoint | None = None
+) -> None:
+    """Start all parts, train from the beginning or from a checkpoint, export the model."""
+    run.decode = decode = decoder(config.model)
     run.console.info(f"run folder {run.path}")
     prompts = [held_out.prompt(number) for number in range(len(held_out))] if held_out is not None else []
     with Stopper(config.run.max_minutes) as stopper, dapo_parts(config, spec, run, train, prompts, decode, stopper) as parts:
         trainer = DapoTrainer(config, parts)
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
         trainer.train()
         parts.trainer.what = "export"
         parts.trainer.export(run.final)

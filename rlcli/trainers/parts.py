@@ -19,7 +19,7 @@ from rlcli.data.store import PromptSet
 from rlcli.engines.base import Sampling, WeightHandle
 from rlcli.engines.probe import check, tolerance
 from rlcli.engines.rollout_pool import RolloutPool
-from rlcli.engines.rollout_setup import BYTES, rollout_setup
+from rlcli.engines.rollout_setup import BYTES, RolloutSetup, rollout_setup
 from rlcli.engines.train import TrainSetup
 from rlcli.engines.train_group import TrainGroup
 from rlcli.engines.weights import SharedMemoryTransport
@@ -31,6 +31,7 @@ from rlcli.rewards.pool import RewardPool
 from rlcli.runs.folder import RunFolder
 from rlcli.trainers.rollouts import Judge
 from rlcli.trainers.sampler import Sampler
+from rlcli.trainers.saving import Saver, model_identity, open_store
 from rlcli.trainers.stopping import Stopper
 from rlcli.types import Group, Prompt, TrainRow
 
@@ -85,6 +86,22 @@ def spawn_trainer(cluster: LocalCluster, machine: Machine, setup: TrainSetup, co
     paths = [logs / f"train-rank-{rank}.log" for rank in range(count)]
     workers: list[Worker] = cluster.spawn(names, paths, machine.envs("train", count), cpus=0, timeout_s=config.start_timeout_s)
     return TrainGroup(cluster, workers, setup.parallel, setup, config.step_timeout_s)
+
+
+def launch_rollout(
+    config: DapoRecipe, cluster: LocalCluster, machine: Machine, setup: RolloutSetup, transport: SharedMemoryTransport, logs: Path
+) -> RolloutPool:
+    """Begin to start the rollout engines; `RolloutPool.ready` waits for them."""
+    engines = config.rollout.engines
+    return RolloutPool.launch(
+        cluster,
+        setup,
+        machine.envs("rollout", engines, config.rollout.tensor_parallel),
+        [logs / f"rollout-engine-{number}.log" for number in range(engines)],
+        transport,
+        config.cluster.step_timeout_s,
+        config.train.deterministic,
+    )
 
 
 @dataclass
@@ -144,6 +161,9 @@ class DapoParts:
     cursor: Cursor
     held_out: Sequence[Prompt]
     eval_seed: int | None
+    saver: Saver
+    model: dict[str, str]  # identity of the model, for checkpoints
+    data: str  # fingerprint of the training data
     sampler: Sampler = field(init=False)
 
     def sync(self, version: int, what: str) -> None:
@@ -167,28 +187,22 @@ def dapo_parts(
         setup = rollout_setup(spec, config.rollout, config.data.max_prompt_tokens, config.train.dtype, config.train.seed, machine.platform)
         transport = SharedMemoryTransport.create(2 * spec.parameters * BYTES[setup.dtype])
         stack.callback(transport.close)
-        engines = config.rollout.engines
-        rollout = RolloutPool.launch(
-            cluster,
-            setup,
-            machine.envs("rollout", engines, config.rollout.tensor_parallel),
-            [run.logs / f"rollout-engine-{number}.log" for number in range(engines)],
-            transport,
-            config.cluster.step_timeout_s,
-            config.train.deterministic,
-        )
+        rollout = launch_rollout(config, cluster, machine, setup, transport, run.logs)
         ranks = train_setup(config.model, config.optim, config.parallel, config.train, config.cluster, config.rollout.temperature, setup.dtype)
         trainer = spawn_trainer(cluster, machine, ranks, config.cluster, run.logs)
         trainer.build(wait)
         rollout.ready(wait)
-        rollout.timeout_s = config.cluster.step_timeout_s
         judge = Judge(rollout, rewards, decode)
         limit = tolerance(config.rollout.probe_tolerance, setup.dtype)
         sequences = probe_sequences(train, config.rollout.probe_prompts)
         syncer = Syncer(trainer, rollout, transport, sequences, limit, spec.tied, config.rollout.temperature)
         cursor = Cursor(len(train), config.train.seed, config.data.shuffle)
         eval_seed = config.train.seed + EVAL_SEED_OFFSET if config.train.deterministic else None
-        parts = DapoParts(run, cluster, machine, trainer, rollout, rewards, judge, syncer, stopper, cursor, held_out, eval_seed)
+        store = stack.enter_context(open_store(run.checkpoints, config.checkpoint, run.console.warn))
+        saver = Saver(store, trainer, config.checkpoint, run.console.warn)
+        parts = DapoParts(
+            run, cluster, machine, trainer, rollout, rewards, judge, syncer, stopper, cursor, held_out, eval_seed, saver, model_identity(spec), train.fingerprint
+        )
         parts.sampler = make_sampler(config, parts, train)
         yield parts
 

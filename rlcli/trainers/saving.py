@@ -1,0 +1,105 @@
+"""Checkpoints of a run: the training ranks write model and optimizer, the driver everything else, and the store makes it one thing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlcli.checkpoint.groups import Arrays
+from rlcli.checkpoint.manifest import Manifest
+from rlcli.checkpoint.state import write_state
+from rlcli.checkpoint.store import Store
+from rlcli.config.schema import CheckpointConfig
+from rlcli.engines.train_group import TrainGroup
+from rlcli.errors import MsrlError, UserError
+from rlcli.models.spec import ModelSpec
+
+MODEL = "model"  # folder of a checkpoint that the ranks write
+State = Mapping[str, tuple[Mapping[str, Any], Arrays | None]]  # by name: values and arrays
+
+
+@dataclass
+class Saver:
+    """Saves at once or while training goes on. `tell` gets a line where a save that ran beside the training failed: it costs no run."""
+
+    store: Store
+    trainer: TrainGroup
+    config: CheckpointConfig
+    tell: Callable[[str], None]
+    _pending: tuple[int, Manifest] | None = field(default=None, init=False)
+
+    def save(self, manifest: Manifest, state: State) -> None:
+        """Write the checkpoint of `manifest.step`. Asynchronous: returns as soon as training may change the state."""
+        self.wait()
+        self.trainer.what = f"step {manifest.step}, save"
+        folder = self.store.begin(manifest.step)
+        try:
+            for name, (values, arrays) in state.items():
+                write_state(folder, name, values, arrays)
+            (folder / MODEL).mkdir()
+            self.trainer.save(folder / MODEL, self.config.asynchronous, self.config.save_optimizer)
+        except BaseException:
+            self.store.abandon(manifest.step)
+            raise
+        self._pending = (manifest.step, manifest)
+        if not self.config.asynchronous:
+            self.wait()
+
+    def try_save(self, manifest: Manifest, state: State) -> None:
+        """Save beside the training: a failure is told, and the run goes on with the checkpoints it has."""
+        try:
+            self.save(manifest, state)
+        except MsrlError as error:
+            self._failed(manifest.step, error)
+
+    def poll(self) -> None:
+        """Complete what the ranks have finished writing, without waiting."""
+        if self._pending is None:
+            return
+        step = self._pending[0]
+        try:
+            if self.trainer.saved(wait=False):
+                self._complete()
+        except MsrlError as error:
+            self._failed(step, error)
+
+    def wait(self) -> None:
+        """Return when every save that was begun is complete on disk. Raises what went wrong."""
+        if self._pending is not None:
+            self.trainer.saved(wait=True)
+            self._complete()
+        self.store.wait()
+
+    def _complete(self) -> None:
+        assert self._pending is not None
+        (step, manifest), self._pending = self._pending, None
+        self.store.finish_later(step, manifest)
+
+    def _failed(self, step: int, error: MsrlError) -> None:
+        self._pending = None
+        self.store.abandon(step)
+        self.tell(f"the checkpoint of step {step} was not saved: {error}")
+
+
+def model_identity(spec: ModelSpec) -> dict[str, str]:
+    """What a resumed run's model folder must agree in: architecture and tokenizer, not the weights, which the checkpoint has."""
+    shapes = sorted((name, list(info.shape)) for name, info in spec.tensors.items())
+    tokenizer = next((path for path in (spec.folder / "tokenizer.json", spec.folder / "tokenizer.model") if path.is_file()), None)
+    return {
+        "shapes": hashlib.sha256(json.dumps(shapes).encode()).hexdigest(),
+        "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer else "",
+    }
+
+
+def require_same(what: str, saved: Any, now: Any, remedy: str) -> None:
+    """Raise UserError where a checkpoint was made with something else than the run is given now."""
+    if saved != now:
+        raise UserError(f"{what} is not the one that the checkpoint was made with: {remedy}")
+
+
+def open_store(folder: Path, config: CheckpointConfig, say: Callable[[str], None]) -> Store:
+    return Store(folder, config.keep_last, config.keep_every, config.keep_best, say)
