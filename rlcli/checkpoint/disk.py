@@ -9,13 +9,15 @@ import errno
 import hashlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlcli.errors import MsrlError, RunError, UserError
 
 BLOCK = 4 << 20  # bytes read at once while hashing
+THREADS = min(8, os.cpu_count() or 1)
 
 
 def make_folder(path: Path) -> None:
@@ -32,22 +34,31 @@ def write_file(path: Path, data: bytes) -> None:
         os.fsync(out.fileno())
 
 
-def seal_file(path: Path) -> tuple[int, str]:
-    """(bytes, sha256) of a file that somebody else wrote, after seeing it to the disk."""
+def seal_files(paths: Sequence[Path]) -> list[tuple[int, str]]:
+    """(bytes, sha256) of files that somebody else wrote, after seeing them to the disk; the disk and the hashing work at the same time."""
+    with ThreadPoolExecutor(THREADS) as flushing, ThreadPoolExecutor(THREADS) as hashing:
+        flushed = [flushing.submit(sync_file, path) for path in paths]
+        sealed = list(hashing.map(hash_file, paths))
+        for done in flushed:
+            done.result()
+    return sealed
+
+
+def sync_file(path: Path) -> None:
+    """See the content of a file that somebody else wrote to the disk."""
     with _named("see to the disk", path):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-        return hash_file(path)
 
 
 def hash_file(path: Path) -> tuple[int, str]:
     """(bytes, sha256) of a file, read in blocks."""
     digest, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(BLOCK))
-    with path.open("rb", buffering=0) as source:
+    with _named("read", path), path.open("rb", buffering=0) as source:
         while count := source.readinto(buffer):
             digest.update(buffer[:count])
             size += count

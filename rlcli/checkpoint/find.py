@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from rlcli.checkpoint import disk, manifest
 from rlcli.checkpoint.manifest import Damaged, FileEntry, Manifest
-from rlcli.errors import UserError
+from rlcli.errors import MsrlError, UserError
 
 COMPLETE = re.compile(r"step-\d{8,}(\.\d+)?")
 FOLDER = "checkpoints"  # of a run's folder
@@ -56,7 +55,7 @@ def verify(path: Path) -> list[str]:
         known = manifest.read(path)
     except Damaged as error:
         return [str(error)]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(disk.THREADS) as threads:
         faults = threads.map(lambda item: _fault(path / item[0], *item), known.files.items())
         return [fault for fault in faults if fault]
 
@@ -112,6 +111,6 @@ def _fault(path: Path, name: str, entry: FileEntry) -> str | None:
         return fault
     try:
         _, digest = disk.hash_file(path)
-    except OSError as error:
-        return f"{name} cannot be read ({error.strerror})"
+    except MsrlError as error:
+        return f"{name}: {error}"
     return None if digest == entry.sha256 else f"{name} differs from its checksum"

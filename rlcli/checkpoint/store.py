@@ -13,7 +13,6 @@ is next opened for writing.
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Callable
@@ -27,7 +26,6 @@ from rlcli.checkpoint.manifest import NAME, FileEntry, Manifest, encode
 from rlcli.errors import MsrlError, RunError
 
 LEFTOVER = re.compile(r"\.(partial|trash)-")
-HASH_THREADS = min(8, os.cpu_count() or 1)
 
 
 class Store:
@@ -125,8 +123,7 @@ class Store:
 
     def _complete(self, partial: Path, manifest: Manifest) -> Checkpoint:
         files = disk.files_in(partial)
-        with ThreadPoolExecutor(HASH_THREADS) as threads:
-            sealed = list(threads.map(disk.seal_file, files))
+        sealed = disk.seal_files(files)
         manifest.files = {path.relative_to(partial).as_posix(): FileEntry(*seal) for path, seal in zip(files, sealed, strict=True)}
         manifest.sequence = 1 + max((known.manifest.sequence for known in complete(self.folder)), default=0)
         disk.write_file(partial / NAME, encode(manifest))
