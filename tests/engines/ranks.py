@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -18,9 +20,8 @@ def launch(function: Callable[..., Any], world: int, folder: Path, *arguments: A
 
     Raises AssertionError with the traceback of the first rank that failed, or naming the ranks that are not done in time.
     """
-    os.environ["OMP_NUM_THREADS"] = "1"
     folder.mkdir(parents=True, exist_ok=True)
-    context = mp.get_context("spawn")
+    context = server()
     processes = [context.Process(target=_rank, args=(function, rank, world, folder, arguments)) for rank in range(world)]
     for process in processes:
         process.start()
@@ -40,6 +41,18 @@ def launch(function: Callable[..., Any], world: int, folder: Path, *arguments: A
     assert not late, f"ranks {late} were not done within {timeout_s} s"
     assert all(process.exitcode == 0 for process in processes), f"exit codes {[process.exitcode for process in processes]}"
     return [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in range(world)]
+
+
+@functools.cache
+def server() -> Any:
+    """The context of a server with Megatron imported, which ranks are forked from. It ends with this process."""
+    from multiprocessing import forkserver
+
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # so that the server finds what it is to import
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(["rank_preload"])
+    forkserver.ensure_running()
+    return context
 
 
 def _rank(function: Callable[..., Any], rank: int, world: int, folder: Path, arguments: tuple[Any, ...]) -> None:
