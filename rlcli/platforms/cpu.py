@@ -78,6 +78,8 @@ class CpuPlatform:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind" if alone else "|".join(ranges(rank) for rank in threads.ranks),
             "VLLM_TARGET_DEVICE": "cpu",
             "VLLM_LOGGING_LEVEL": "WARNING",
+            # vLLM would compile a small function of its sampler at the first step: that needs a C++ compiler and many seconds, and saves little.
+            "TORCH_COMPILE_DISABLE": "1",
         }
 
     def rollout_options(self, tensor_parallel: int) -> dict[str, Any]:
