@@ -1,7 +1,7 @@
 """Answers without their dress: one way of writing for what TeX, Markdown and keyboards write in several.
 
-All patterns take at most quadratic time, and answers are cut off at MOST_ANSWER characters before they come here (the longest of the
-MATH test set has 159).
+All patterns take at most quadratic time, and what is longer than MOST_ANSWER characters is cut (the longest answer of the MATH test set
+has 159).
 """
 
 # ruff: noqa: RUF001

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from rlcli.rewards.clean import clean
+from rlcli.rewards.clean import MOST_ANSWER, clean
 from rlcli.rewards.numbers import read_number
 from rlcli.rewards.units import read_currency, read_unit, same_quantity
 
@@ -67,6 +67,8 @@ def same_answer(answer: str, truth: str, leaf: Leaf | None = None) -> bool:
 
     A comma between groups of three digits is taken as a thousands separator, and as a list's where only that fits the other side.
     """
+    if max(len(answer), len(truth)) > MOST_ANSWER:
+        return answer.strip() == truth.strip()
     left, right = clean(answer), clean(truth)
     if not left or not right:
         return False

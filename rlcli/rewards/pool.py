@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 MOST_CHUNK = 16  # answers sent to a worker at once
 MOST_FAILED_STARTS = 3  # in a row
+ENDING_S = 1.0  # seconds that a process may take from closing its socket to its end
 
 
 @dataclass(slots=True)
@@ -204,7 +205,7 @@ class RewardPool:
             try:
                 message = worker.ready()
             except (EOFError, OSError, ValueError) as error:
-                reason = f"{type(error).__name__}: {error}, exit status {worker.end()}"
+                reason = f"{type(error).__name__}: {error}, {ending(worker.end(0.0 if self._closed else ENDING_S))}"
                 if self._closed:
                     break
                 continue
@@ -238,7 +239,7 @@ class RewardPool:
                     worker.end()
                     break
         except (EOFError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            status = worker.end()
+            status = worker.end(ENDING_S if isinstance(error, EOFError) and not self._closed else 0.0)
             if not self._closed:
                 reason = "timeout" if status == -signal.SIGALRM or isinstance(error, TimeoutError) else "crashed"
                 self._finish(tasks[done], self._lost(reason, f"its process ended by {ending(status)}"), {})

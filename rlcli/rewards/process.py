@@ -26,6 +26,7 @@ class WorkerProcess:
 
     def __init__(self, config: RewardConfig) -> None:
         self.timeout_s = config.timeout_s
+        self.ended = False
         self.channel, theirs = socket.socketpair()
         with theirs:
             path = [entry or os.getcwd() for entry in sys.path]
@@ -55,7 +56,7 @@ class WorkerProcess:
 
     def idle(self) -> bool:
         """Whether it waits for work. One that died while it had none has closed its end, and reads as ready to be read."""
-        return self.process.returncode is None and not select.select([self.channel], [], [], 0.0)[0]
+        return not self.ended and not select.select([self.channel], [], [], 0.0)[0]
 
     def send(self, items: list[Any]) -> None:
         """Give it items to judge. Errors: OSError."""
@@ -71,10 +72,17 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             self.channel.shutdown(socket.SHUT_RDWR)
 
-    def end(self) -> int:
-        """Kill it with whatever it started, and return its exit status as Popen's (negative: the signal that ended it)."""
+    def end(self, patience: float = 0.0) -> int:
+        """Kill it with whatever it started, and return its exit status as Popen's (negative: the signal that ended it).
+
+        patience: seconds that it may take to end by itself, where it is known to be ending, so that its own status is seen.
+        """
         self.channel.close()
-        if self.process.returncode is None:
+        if not self.ended:
+            if patience:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self.process.wait(patience)
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
+            self.ended = True
         return self.process.wait()

@@ -4,6 +4,7 @@ A case: category, truth, answer, and four signs: is the answer right in a carefu
 "Answer: ..."), boxed and math (both on "\boxed{...}"): + correct, - not. Where boxed or math differs from the reader, a note says why.
 """
 
+# ruff: noqa: RUF001
 from __future__ import annotations
 
 NO_ALGEBRA = "boxed compares without algebra, by design"
@@ -243,4 +244,39 @@ CASES: list[tuple[str, ...]] = [
 ]
 
 # Whole responses: category, truth, text, verdicts of dapo, boxed and math, and what boxed and math extract (None: nothing).
-RESPONSES: list[tuple[str, str, str, str, str | None, str | None]] = []
+RESPONSES: list[tuple[str, str, str, str, str | None, str | None]] = [
+    ("several boxes", "5", r"First \boxed{3}, but rather \boxed{5}.", "-++", "5", "5"),
+    ("several boxes", "3", r"First \boxed{3}, but rather \boxed{5}.", "---", "5", "5"),
+    ("several boxes", "3, 5", r"The roots are \boxed{3} and \boxed{5}.", "--+", "5", "3, 5"),
+    ("several boxes", "3, 5", r"$\boxed{5}$, $\boxed{3}$", "--+", "3", "5, 3"),
+    ("several boxes", "3, 5", r"\boxed{3} is one root of the equation. The other is \boxed{5}.", "---", "5", "5"),
+    ("several boxes", "3, 5", r"\boxed{9}, so at last \boxed{3, 5}", "-++", "3, 5", "3, 5"),
+    ("boxes", "5", r"\boxed 5", "-++", "5", "5"),
+    ("boxes", "5", r"\fbox{5}", "-++", "5", "5"),
+    ("boxes", "5", r"\boxed{\boxed{5}}", "-++", r"\boxed{5}", r"\boxed{5}"),
+    ("boxes", "5", r"\boxed{5", "--+", None, "5"),
+    ("boxes", "5", r"\boxed{}", "---", None, ""),
+    ("boxes", r"\{1\}", r"\boxed{\{1\}}", "-++", r"\{1\}", r"\{1\}"),
+    ("boxes", r"\frac{1}{2}", r"\boxed{\frac{1}{2}} (that is 0.5)", "-++", r"\frac{1}{2}", r"\frac{1}{2}"),
+    ("answer lines", "5", "Let me think.\nAnswer: 5", "+-+", None, "5"),
+    ("answer lines", "5", "answer : 5", "+-+", None, "5"),
+    ("answer lines", "5", "Answer: 4\nNo.\nAnswer: 5", "+-+", None, "5"),
+    ("answer lines", "5", "Answer: 5\nNo.\nAnswer: 4", "---", None, "4"),
+    ("answer lines", "5", "Answer:\n5", "+-+", None, "5"),
+    ("answer lines", "5", "Answer: 5" + " " * 300, "--+", None, "5"),
+    ("answer lines", "5", "Answer: $5$", "+-+", None, "$5$"),
+    ("answer lines", "5", "**Answer:** 5", "--+", None, "5"),
+    ("answer lines", "5", "The final answer is $5$. I hope it is correct.", "--+", None, "$5$"),
+    ("answer lines", "5", "The answer is 5. It follows from 2 + 3.", "--+", None, "5"),
+    ("answer lines", "3.5", "The answer is 3.5.", "--+", None, "3.5."),
+    ("answer lines", "5", "答案是5。", "--+", None, "5。"),
+    ("answer lines", "18", "She makes 9 * 2 = 18 dollars.\n#### 18", "--+", None, "18"),
+    ("tags", "5", "<think>2+3</think><answer>5</answer>", "--+", None, "5"),
+    ("tags", "5", "<think>2+3</think><answer>6</answer>", "---", None, "6"),
+    ("formulas", r"\frac{1}{2}", r"We get $x = \frac{1}{2}$", "--+", None, r"$x = \frac{1}{2}$"),
+    ("formulas", "5", r"Hence \[x = 5\]", "--+", None, r"\[x = 5\]"),
+    ("numbers", "5", "It comes to 5 apples", "--+", None, "5"),
+    ("numbers", "5", "It comes to 5 apples for 6 people", "---", None, "6"),
+    ("nothing", "5", "I do not know.", "---", None, None),
+    ("nothing", "5", "", "---", None, None),
+]
