@@ -19,6 +19,7 @@ from rlcli.types import FloatArray, Int32Array, Sample
 
 CLOSE_SECONDS = 20.0
 ABORT_SECONDS = 60.0
+SPARE_CALLS = 64
 
 
 class RolloutPool:
@@ -52,6 +53,7 @@ class RolloutPool:
         workers = []
         for number, (env, log) in enumerate(zip(envs, logs, strict=True)):
             options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "runtime_env": {"env_vars": env}}
+            options["max_concurrency"] = most_prompts(setup, 1) + SPARE_CALLS  # else `abort` would wait behind the prompts
             workers.append(Worker(f"rollout engine {number}", actor_class.options(**options).remote(setup, str(log)), log))
         pool = cls(cluster, workers, setup, transport, timeout_s, deterministic)
         identities = wait_all([(worker, worker.actor.identity.remote()) for worker in workers], "start", timeout_s)
@@ -96,7 +98,7 @@ class RolloutPool:
 
     def _deal(self, waiting: Iterator[Request], loads: dict[int, int], sampling: Sampling) -> Iterator[tuple[Request, int]]:
         """The next prompts and the least loaded engine for each, as long as that has less than two batches before it."""
-        most = 2 * self.setup.max_running_samples // sampling.samples + 2
+        most = most_prompts(self.setup, sampling.samples)
         while (number := min(loads, key=lambda engine: loads[engine])) is not None and loads[number] < most:
             request = next(waiting, None)
             if request is None:
@@ -148,6 +150,11 @@ class RolloutPool:
 
     def _wait(self, calls: list[tuple[Worker, Any]]) -> list[Any]:
         return wait_all(calls, self.what, self.timeout_s, self.cluster.pulse)
+
+
+def most_prompts(setup: RolloutSetup, samples: int) -> int:
+    """Prompts that one engine is given at once: two batches' worth, so that it never runs dry."""
+    return 2 * setup.max_running_samples // samples + 2
 
 
 def set_of(workers: Iterable[Worker]) -> list[Worker]:
