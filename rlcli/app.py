@@ -54,6 +54,7 @@ class Entry:
 
 COMMANDS = [
     Entry("train dapo", "train:dapo", "Train with DAPO: sample, judge, update.", TRAIN),
+    Entry("train dpo", "train:dpo", "Train with DPO on pairs of answers.", TRAIN),
     Entry("resume", "resume:resume", "Go on with a run from its checkpoint.", TRAIN),
     Entry("eval", "eval:evaluate", "Measure a model's accuracy on held-out prompts.", TRAIN),
     Entry("recipes list", "recipes:list_recipes", "The recipes there are, and what each is for.", PREPARE),

@@ -20,3 +20,14 @@ def dapo(overrides: Overrides = None, recipe: Recipe = None, dry_run: DryRun = F
     from rlcli.trainers.launch import train_dapo
 
     train_dapo(load("dapo", recipe, overrides or []), dry_run=dry_run)
+
+
+def dpo(overrides: Overrides = None, recipe: Recipe = None, dry_run: DryRun = False) -> None:
+    """Train with DPO on preference pairs; the reference's log-probs are computed once and cached.
+
+    Example: msrl train dpo --recipe demo_dpo dpo.beta=0.2
+    """
+    from rlcli.config.load import load
+    from rlcli.trainers.launch_dpo import train_dpo
+
+    train_dpo(load("dpo", recipe, overrides or []), dry_run=dry_run)

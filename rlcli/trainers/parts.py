@@ -79,11 +79,13 @@ def train_setup(model: str, optim: OptimConfig, parallel: ParallelConfig, train:
     )
 
 
-def spawn_trainer(cluster: LocalCluster, machine: Machine, setup: TrainSetup, config: ClusterConfig, logs: Path) -> TrainGroup:
+def spawn_trainer(
+    cluster: LocalCluster, machine: Machine, setup: TrainSetup, config: ClusterConfig, logs: Path, called: str = "train rank"
+) -> TrainGroup:
     """Start the processes of all training ranks; `TrainGroup.build` loads the model."""
     count = setup.parallel.devices
-    names = [f"train rank {rank}" for rank in range(count)]
-    paths = [logs / f"train-rank-{rank}.log" for rank in range(count)]
+    names = [f"{called} {rank}" for rank in range(count)]
+    paths = [logs / f"{name.replace(' ', '-')}.log" for name in names]
     workers: list[Worker] = cluster.spawn(names, paths, machine.envs("train", count), cpus=0, timeout_s=config.start_timeout_s)
     return TrainGroup(cluster, workers, setup.parallel, setup, config.step_timeout_s)
 

@@ -12,6 +12,7 @@ from rlcli.errors import UserError
 from rlcli.runs.environment import describe
 from rlcli.runs.folder import RunFolder
 from rlcli.trainers.launch import check_dapo, open_prompts, run_dapo, tell_data
+from rlcli.trainers.launch_dpo import check_dpo, open_all, run_dpo
 from rlcli.trainers.saving import MODEL, model_identity, require_same
 
 # Settings that the saved state was made under: another value would silently mean another run.
@@ -25,8 +26,13 @@ FIXED = (
     "rollout.samples_per_prompt",
     "train.seed",
     "train.dtype",
+    "dpo.reference_model",
+    "data.max_tokens",
+    "data.truncation",
+    "data.train_on",
     "train.batch_pairs",
 )
+DATA_REMEDY = "give the same rows as data.train=..., or add --allow-data-change to go on with others, from their beginning"
 MOVABLE = ("model", "data.train")  # of those, what may move to another place as long as the content is the same
 
 
@@ -43,7 +49,7 @@ def resume(path: Path, overrides: list[str], allow_data_change: bool = False) ->
         print(f"{folder or checkpoint.path}: finished, all {manifest.step} steps are done; to go on, give more: msrl resume --ckpt {path} train.steps=N")
         return folder or checkpoint.path
     refuse_code(checkpoint.path / MODEL)
-    return {"dapo": resume_dapo}[manifest.kind](loaded, checkpoint, folder, allow_data_change)
+    return {"dapo": resume_dapo, "dpo": resume_dpo}[manifest.kind](loaded, checkpoint, folder, allow_data_change)
 
 
 def run_folder_of(checkpoint: Checkpoint) -> Path | None:
@@ -76,11 +82,24 @@ def resume_dapo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, all
     train = open_prompts(config, config.data.train)
     held_out = open_prompts(config, config.data.eval) if config.data.eval else None
     if not allow_data_change:
-        remedy = "give the same rows as data.train=..., or add --allow-data-change to go on with others, from their beginning"
-        require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], train.fingerprint, remedy)
+        require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], train.fingerprint, DATA_REMEDY)
     environment = describe(model=str(spec.folder), resumed_from=str(checkpoint.path))
     with open_run(loaded, checkpoint, folder, environment) as run:
         run.console.info(f"resuming after step {checkpoint.step} from {checkpoint.path}")
         tell_data(run, train, held_out)
         run_dapo(config, spec, run, train, held_out, checkpoint)
+    return run.path
+
+
+def resume_dpo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allow_data_change: bool) -> Path:
+    config = loaded.dpo
+    spec = check_dpo(config)
+    require_same(f"the model in {config.model}", checkpoint.manifest.model, model_identity(spec), "give the same one as model=DIR")
+    train, held_out = open_all(config)
+    if not allow_data_change:
+        require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], train.fingerprint, DATA_REMEDY)
+    environment = describe(model=str(spec.folder), resumed_from=str(checkpoint.path))
+    with open_run(loaded, checkpoint, folder, environment) as run:
+        run.console.info(f"resuming after step {checkpoint.step} from {checkpoint.path}")
+        run_dpo(config, spec, run, train, held_out, checkpoint)
     return run.path

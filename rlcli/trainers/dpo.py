@@ -1,0 +1,226 @@
+"""The DPO loop (arXiv 2305.18290): pairs, the reference's log-probs, an update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from rlcli.algorithms.dpo import DpoLoss, summarise
+from rlcli.algorithms.schedule import learning_rate
+from rlcli.checkpoint.find import Checkpoint
+from rlcli.checkpoint.manifest import Manifest
+from rlcli.checkpoint.state import read_state
+from rlcli.cluster.processes import ProcessId, tree_memory
+from rlcli.config.load import to_dict
+from rlcli.config.schema import DpoLossConfig, DpoRecipe
+from rlcli.data.cursor import Cursor
+from rlcli.engines.base import UpdateResult
+from rlcli.engines.train_group import TrainGroup
+from rlcli.errors import RunError, StoppedEarly
+from rlcli.runs.environment import versions
+from rlcli.runs.folder import RunFolder
+from rlcli.trainers.clock import Clock
+from rlcli.trainers.pair_rows import Pairs
+from rlcli.trainers.reference import Scores
+from rlcli.trainers.saving import MODEL, Saver, State
+from rlcli.trainers.stopping import Stopper
+from rlcli.types import TrainRow
+
+EVAL_PAIRS = 64  # held-out pairs computed at once
+
+Reference = Callable[[Sequence[int], Sequence[TrainRow]], Scores]
+
+
+@dataclass
+class DpoParts:
+    """The running parts of one DPO run. Reference functions give log-probs of pairs by number; none where no loss needs them."""
+
+    run: RunFolder
+    trainer: TrainGroup
+    saver: Saver
+    stopper: Stopper
+    pairs: Pairs
+    held_out: Pairs | None
+    reference: Reference | None
+    held_out_reference: Reference | None
+    model: dict[str, str]
+
+
+def make_loss(config: DpoLossConfig) -> DpoLoss:
+    return DpoLoss(
+        losses=tuple(config.losses),
+        weights=tuple(config.weights),
+        beta=config.beta,
+        label_smoothing=config.label_smoothing,
+        sft_coef=config.sft_coef,
+        margin=config.margin,
+        length_normalise=config.length_normalise,
+        ld_alpha=config.ld_alpha,
+        divergence=config.divergence,
+        alpha=config.alpha,
+    )
+
+
+def total_steps(config: DpoRecipe, pairs: int) -> int:
+    """Updates of a run: `train.steps`, or as many as `train.epochs` passes take, the last one smaller where they do not divide."""
+    return config.train.steps or max(1, math.ceil(pairs * config.train.epochs / config.train.batch_pairs))
+
+
+class DpoTrainer:
+    """Runs the steps of one recipe. `step` counts finished updates."""
+
+    def __init__(self, config: DpoRecipe, parts: DpoParts) -> None:
+        self.config, self.parts, self.run = config, parts, parts.run
+        self.loss = make_loss(config.dpo)
+        self.steps = total_steps(config, len(parts.pairs))
+        self.cursor = Cursor(len(parts.pairs), config.train.seed, config.data.shuffle)
+        self.clock = Clock()
+        self.step = 0
+        self.skipped_in_row = 0
+        self.skipped_in_all = 0
+        self.newest: dict[str, float] = {}
+
+    def train(self) -> None:
+        """All steps that are left. Raises StoppedEarly after saving what resumes."""
+        config = self.config
+        if config.eval.before and self.step == 0:
+            self.evaluate("before")
+        self.clock.read()
+        while self.step < self.steps:
+            with self.clock.stage("update"):
+                numbers, result = self.update()
+            self.step += 1
+            self.record(len(numbers), result)
+            if config.eval.every and self.step % config.eval.every == 0 and self.step < self.steps:
+                self.evaluate(f"after step {self.step}")
+            self.save_if_due()
+            self.stop_if_asked()
+        if config.eval.after:
+            self.evaluate("after")
+        self.save()
+
+    # ---------------------------------------------------------------- one step
+
+    def update(self) -> tuple[list[int], UpdateResult]:
+        """One optimizer update on the next pairs."""
+        numbers = self.cursor.take(self.batch_size())
+        what = f"step {self.step + 1}, update"
+        rows = self.with_reference(self.parts.pairs.rows(numbers), numbers, self.parts.reference)
+        loss = replace(self.loss, pairs=len(rows))
+        self.parts.trainer.what = what
+        if loss.needs_gather:
+            rows = loss.gathered(rows, self.parts.trainer.logprobs(rows)[0])
+        result = self.parts.trainer.update(rows, loss, learning_rate(self.step, self.config.optim, self.steps))
+        self.check_finite(result, numbers)
+        return numbers, result
+
+    def batch_size(self) -> int:
+        """`batch_pairs`, less in the last step of a run that is measured in epochs."""
+        size = self.config.train.batch_pairs
+        if self.config.train.steps:
+            return size
+        return max(1, min(size, round(len(self.parts.pairs) * self.config.train.epochs) - self.cursor.taken))
+
+    @staticmethod
+    def with_reference(rows: list[TrainRow], numbers: Sequence[int], reference: Reference | None) -> list[TrainRow]:
+        if reference is None:
+            return rows
+        scores = reference(numbers, rows)
+        return [replace(row, fields={**row.fields, "ref_logprobs": pair}) for row, pair in zip(rows, scores, strict=True)]
+
+    def check_finite(self, result: UpdateResult, numbers: list[int]) -> None:
+        """Count updates that were left out because something was not finite; stop where the settings say so."""
+        if not result.skipped:
+            self.skipped_in_row = 0
+            return
+        self.skipped_in_row += 1
+        self.skipped_in_all += 1
+        places = ", ".join(str(self.parts.pairs.numbers[number]) for number in numbers)
+        why = f"step {self.step + 1}: loss or gradient is not finite (gradient norm {result.grad_norm}); rows of the data set: {places}"
+        self.run.console.warn(f"{why}; the update was skipped")
+        if self.config.train.on_nonfinite == "stop" or self.skipped_in_row >= self.config.train.max_nonfinite:
+            self.save()
+            raise RunError(f"{why}. {self.skipped_in_row} in a row; the run can be resumed with: msrl resume --ckpt {self.run.path}")
+
+    # ---------------------------------------------------------------- beside the steps
+
+    def evaluate(self, when: str) -> dict[str, float]:
+        """Loss, accuracy and margins on held-out pairs; nothing where there are none."""
+        held_out = self.parts.held_out
+        if held_out is None:
+            return {}
+        self.parts.trainer.what = f"evaluation {when}"
+        limit = min(len(held_out), self.config.eval.max_pairs or len(held_out))
+        rows: list[TrainRow] = []
+        logprobs: Scores = []
+        for start in range(0, limit, EVAL_PAIRS):
+            numbers = range(start, min(start + EVAL_PAIRS, limit))
+            some = self.with_reference(held_out.rows(numbers), numbers, self.parts.held_out_reference)
+            logprobs += self.parts.trainer.logprobs(some)[0]
+            rows += some
+        measured = self.loss.measure(rows, logprobs)
+        self.run.log_eval(self.step, measured, when)
+        self.newest |= {f"eval/{name}": value for name, value in measured.items()}
+        return measured
+
+    def record(self, pairs: int, result: UpdateResult) -> None:
+        seconds = self.clock.read()
+        metrics = {f"update/{name}": value for name, value in summarise(result.metrics).items()}
+        metrics |= {
+            "update/grad_norm": result.grad_norm,
+            "update/lr": result.lr,
+            "update/skipped": float(result.skipped),
+            "update/skipped_in_all": float(self.skipped_in_all),
+            "update/micro_batches": float(result.micro_batches),
+            "update/computed_tokens": float(result.tokens),
+            "rate/update_tokens_per_s": result.tokens / max(seconds["seconds/update"], 1e-9),
+            "rate/pairs_per_s": pairs / max(seconds["seconds/step"], 1e-9),
+            "memory/all_gib": tree_memory(ProcessId.own()) / 2**30,
+            **seconds,
+        }
+        self.run.log_step(self.step, metrics)
+        self.newest |= metrics
+
+    def save_if_due(self) -> None:
+        every = self.config.checkpoint.every
+        with self.clock.stage("save"):
+            self.parts.saver.poll()
+            if every and self.step % every == 0 and self.step < self.steps:
+                self.parts.saver.try_save(self.manifest(), self.state())
+
+    def save(self) -> None:
+        """Write a checkpoint and wait until it is on disk."""
+        self.parts.saver.save(self.manifest(), self.state())
+        self.parts.saver.wait()
+
+    def stop_if_asked(self) -> None:
+        reason = self.parts.stopper.reason
+        if reason is not None and self.step < self.steps:
+            self.save()
+            raise StoppedEarly(f"stopped after step {self.step} of {self.steps} ({reason}); go on with: msrl resume --ckpt {self.run.path}")
+
+    def manifest(self) -> Manifest:
+        return Manifest(
+            kind="dpo",
+            step=self.step,
+            consumed=self.cursor.taken,
+            config=to_dict(self.config),
+            versions=versions(),
+            layout={**asdict(self.config.parallel), "data": self.parts.trainer.data_parallel},
+            model=self.parts.model,
+            data={"fingerprint": self.parts.pairs.fingerprint, "cursor": self.cursor.state()},
+            metrics=self.newest,
+            optimizer=self.config.checkpoint.save_optimizer,
+        )
+
+    def state(self) -> State:
+        return {"loop": ({"step": self.step, "skipped_in_row": self.skipped_in_row, "skipped_in_all": self.skipped_in_all}, None)}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint as if the run had never stopped."""
+        self.parts.trainer.what = "loading the checkpoint"
+        self.parts.trainer.load(checkpoint.path / MODEL)
+        loop, _ = read_state(checkpoint.path, "loop")
+        self.step, self.skipped_in_row, self.skipped_in_all = loop["step"], loop["skipped_in_row"], loop["skipped_in_all"]
+        self.cursor = Cursor.restore(checkpoint.manifest.data["cursor"], len(self.parts.pairs))
