@@ -12,7 +12,7 @@ from rlcli.platforms import allocator
 from rlcli.platforms.base import PRIVATE, Memory, Probe, Role
 from rlcli.platforms.threads import Threads, allowed_cores, ranges
 
-# Waiting OpenMP threads give their core back after so many turns (well under a millisecond), so that a role that is waiting for
+# Waiting OpenMP threads give their core back after so many turns (about a millisecond), so that a role that is waiting for
 # its turn takes nothing from the one that computes. Fewer turns would put threads to sleep between the small operations of a decode step.
 SPIN_TURNS = "20000"
 

@@ -55,7 +55,7 @@ def pool(cluster: Any, model_folder: Path, keep_head: Path, tmp_path_factory: py
     from rlcli.models.registry import read_model
 
     platform = pick("cpu")
-    config = RolloutConfig(max_response_tokens=64, max_running_samples=8, samples_per_prompt=4)
+    config = RolloutConfig(max_response_tokens=64, max_running_samples=8, samples_per_prompt=4, stop=["e"])
     setup = rollout_setup(read_model(model_folder), config, 70, "float32", 1, platform)
     setup = replace(setup, extension="rollout_faults.KeepsItsHead")
     here = str(Path(__file__).parent)
@@ -147,6 +147,18 @@ def test_finish_reasons_tell_the_end_token_from_the_limit(pool: Any) -> None:
         assert sample.finish_reason == ("stop" if sample.token_ids[-1] == 258 else "length")
         assert sample.finish_reason == "stop" or len(sample.token_ids) == 64
         assert 258 not in sample.token_ids[:-1]
+
+
+def test_stop_strings_end_a_response_and_are_part_of_it(pool: Any, model_folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    letter = AutoTokenizer.from_pretrained(model_folder).convert_tokens_to_ids("e")
+    samples = [sample for group in generate(pool, Sampling(8, 64, stop=("e",))).values() for sample in group]
+    stopped = [sample for sample in samples if sample.token_ids[-1] == letter]
+    assert stopped, "random tokens of 320 hit the letter in 32 responses of 64 tokens"
+    assert {sample.finish_reason for sample in stopped} == {"stop"}
+    assert all(letter not in sample.token_ids[:-1] for sample in samples)
+    assert all(len(sample.logprobs) == len(sample.token_ids) for sample in samples)
 
 
 def test_stop_aborts_what_is_unfinished_and_the_engine_goes_on(pool: Any) -> None:
