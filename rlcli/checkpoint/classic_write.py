@@ -75,7 +75,7 @@ class ClassicTarget(Target):
         return at.split(rule.expert is not None)
 
     def prepare(self) -> None:
-        self.inner = self.partial / f"iter_{max(self.step, 1):07d}"
+        self.inner = self.partial / f"iter_{(self.step or 1):07d}"
         for name, at in rank_folders(self.layout, self.extend):
             (self.inner / name).mkdir(parents=True)
             chunks = [replace(at, chunk=c) for c in range(self.layout.virtual)]
@@ -87,7 +87,7 @@ class ClassicTarget(Target):
         import torch
 
         keys = ["model"] if len(states) == 1 else [f"model{i}" for i in range(len(states))]
-        content: dict[str, Any] = {"args": self._args(), "checkpoint_version": 3.0, "iteration": max(self.step, 1)}
+        content: dict[str, Any] = {"args": self._args(), "checkpoint_version": 3.0, "iteration": (self.step or 1)}
         for key, state in zip(keys, states, strict=True):
             content[key] = {n: torch.empty(raw.shape, dtype=getattr(torch, raw.dtype)) for n, raw in state.items()}
         with torch.serialization.skip_data():
@@ -114,5 +114,5 @@ class ClassicTarget(Target):
         )
 
     def close(self) -> None:
-        (self.partial / LATEST).write_text(f"{max(self.step, 1)}\n", encoding="utf-8")
+        (self.partial / LATEST).write_text(f"{(self.step or 1)}\n", encoding="utf-8")
         copy_companions(self.spec, self.partial / HF_FOLDER)

@@ -53,6 +53,7 @@ class Converted:
     seconds: float
     verified: int  # parameters found equal, bit for bit
     verify_seconds: float
+    left_out: list[str]  # what of the source is no part of the model
 
 
 def convert(job: Conversion, progress: Progress = lambda stage, done, total: None) -> Converted:
@@ -66,7 +67,8 @@ def convert(job: Conversion, progress: Progress = lambda stage, done, total: Non
     began = time.perf_counter()
     try:
         target.create()
-        done = each(rules, lambda rule: _move(source, target, rule), "convert", job.threads, progress)
+        total = sum(source.dtypes().values())
+        done = each(rules, lambda rule: _move(source, target, rule), "convert", job.threads, lambda stage, now, _: progress(stage, now, total))
         target.finish()
     except BaseException:
         target.abandon()
@@ -74,7 +76,7 @@ def convert(job: Conversion, progress: Progress = lambda stage, done, total: Non
     seconds, verified = time.perf_counter() - began, 0
     if job.verify:
         verified = verify(source, job, target, progress)
-    return Converted(source.format, job.to, len(rules), done, seconds, verified, time.perf_counter() - began - seconds)
+    return Converted(source.format, job.to, len(rules), done, seconds, verified, time.perf_counter() - began - seconds, source.left_out())
 
 
 def make_target(job: Conversion, source: Stored) -> Target:
@@ -90,7 +92,7 @@ def make_target(job: Conversion, source: Stored) -> Target:
         check_layout(source.spec, layout)
     missing = {rule.name: source.dtype(rule) for rule in source.spec.rules if not rule.copy}
     dtypes = {rule.name: missing.get(rule.name) or missing["embedding.word_embeddings.weight"] for rule in source.spec.rules}
-    target = TARGETS[job.to](source.spec, layout, job.save, job.dtype, dtypes, source.step or 0)
+    target = TARGETS[job.to](source.spec, layout, job.save, job.dtype, dtypes, source.step)
     if isinstance(target, ClassicTarget):
         target.extend, target.names = extend, job.names
     return target
@@ -141,7 +143,8 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
         written.check_replicas(rule)
         return count
 
-    each(rules, compare, "verify", job.threads, progress)
+    total = sum(source.dtypes().values())
+    each(rules, compare, "verify", job.threads, lambda stage, now, _: progress(stage, now, total))
     check_copies(written)
     return len(rules)
 

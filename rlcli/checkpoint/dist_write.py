@@ -105,7 +105,7 @@ class DistTarget(Target):
         (self.partial / METADATA).write_bytes(pickle.dumps(metadata))
         config = {"sharded_backend": "torch_dist", "sharded_backend_version": 1, "common_backend": "torch", "common_backend_version": 1}
         (self.partial / CONFIG).write_text(json.dumps(config), encoding="utf-8")
-        torch.save({"iteration": self.step, "checkpoint_version": 3.0}, self.partial / COMMON)
+        torch.save({"iteration": self.step or 0, "checkpoint_version": 3.0}, self.partial / COMMON)
         copy_companions(self.spec, self.partial / HF_FOLDER)
 
 

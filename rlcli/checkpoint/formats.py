@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlcli.checkpoint import find
 from rlcli.checkpoint.classic import is_classic, open_classic
 from rlcli.checkpoint.dist_format import find_dist, open_dist
 from rlcli.checkpoint.hf_folder import open_hf
@@ -11,7 +12,8 @@ from rlcli.checkpoint.sharded import is_sharded, open_sharded
 from rlcli.checkpoint.stored import Stored
 from rlcli.errors import UserError
 
-FORMATS = ("hf", "mcore", "torch_dist", "classic")
+FORMATS = ("hf", "mcore", "torch_dist", "classic", "run")
+RUN_MODEL = "model"  # folder of a run's checkpoint that holds the weights
 
 
 def detect(folder: Path) -> str:
@@ -20,6 +22,8 @@ def detect(folder: Path) -> str:
         raise UserError(f"{folder}: no such folder")
     if is_sharded(folder):
         return "mcore"
+    if is_run(folder):
+        return "run"
     if find_dist(folder):
         return "torch_dist"
     if is_classic(folder):
@@ -29,6 +33,23 @@ def detect(folder: Path) -> str:
     raise UserError(f"{folder}: holds no model (no HF folder, msrl mcore folder, Megatron torch_dist or classic checkpoint)")
 
 
+def is_run(folder: Path) -> bool:
+    """Whether `folder` is a run's folder, its checkpoints folder, or one of its checkpoints."""
+    named = (folder / find.FOLDER).is_dir() or any(find.COMPLETE.fullmatch(p.name) for p in folder.glob("step-*"))
+    return named or (bool(find.COMPLETE.fullmatch(folder.name)) and (folder / "manifest.json").is_file())
+
+
+def open_run(folder: Path, model: Path | None) -> Stored:
+    """The weights of a run's newest good checkpoint, or of the one named; the architecture is that of the run's model folder."""
+    checkpoint = find.resolve(folder)
+    named = checkpoint.manifest.config.get("model")
+    if model is None and not (isinstance(named, str) and (Path(named) / "config.json").is_file()):
+        raise UserError(f"{checkpoint.path}: the run's model folder {named} is not there; name it with --model")
+    stored = open_dist(checkpoint.path / RUN_MODEL, model or Path(str(named)))
+    stored.format, stored.step = "run", checkpoint.step
+    return stored
+
+
 def open_stored(folder: Path, named: str | None = None, model: Path | None = None, extend: bool | None = None) -> Stored:
     """The model in `folder`. `named`: the format it must be in ("mcore" serves every Megatron format); `model`: a HF folder for config.json."""
     found = detect(folder)
@@ -36,6 +57,8 @@ def open_stored(folder: Path, named: str | None = None, model: Path | None = Non
         raise UserError(f"{folder}: is in the format {found}, not {named}")
     if found == "hf":
         return open_hf(folder, tokenizer=False)
+    if found == "run":
+        return open_run(folder, model)
     if found == "mcore":
         return open_sharded(folder, model)
     return open_dist(folder, model) if found == "torch_dist" else open_classic(folder, model, extend)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def open_hf(folder: Path, tokenizer: bool = True) -> Stored:
     """The model in a HF folder, checked from its headers."""
-    spec = read_model(folder, tokenizer)
+    spec = read_model(folder, tokenizer, training=False)
     regions = {n: Region(i.file, FLOATS[i.dtype], i.shape, i.start) for n, i in spec.tensors.items() if i.dtype in FLOATS and not ignored(spec, n)}
     return Stored("hf", folder, spec, Layout(), hf=regions, ignored=[n for n in spec.tensors if ignored(spec, n)])
 

@@ -11,10 +11,12 @@ No weight is in two files (a tied head's copy apart), whatever expert and tensor
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from rlcli.checkpoint.disk import hash_file
 from rlcli.checkpoint.regions import SIZES, Region
 from rlcli.checkpoint.stored import Stored
 from rlcli.checkpoint.target import HF_FOLDER, Slot, Target, assets, copy_companions
@@ -69,7 +71,9 @@ class ShardedTarget(Target):
                 self.slots.setdefault(rule.name, []).append(Slot(region, parts, rank))
 
     def close(self) -> None:
-        files = {p.name: {"bytes": p.stat().st_size} for p in sorted(self.partial.glob("*.safetensors"))}
+        paths = sorted(self.partial.glob("*.safetensors"))
+        with ThreadPoolExecutor(4) as pool:  # read back from the page cache
+            files = {p.name: dict(zip(("bytes", "sha256"), seen, strict=True)) for p, seen in zip(paths, pool.map(hash_file, paths), strict=True)}
         sizes = {k: v for k, v in asdict(self.layout).items() if not k.endswith("_rank") and k != "chunk"}
         manifest = {"format": FORMAT, "version": VERSION, "family": self.spec.family.name, "step": self.step, "layout": sizes, "files": files}
         (self.partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")

@@ -40,6 +40,15 @@ class Stored:
         parts, shards = self.shards[rule.name]
         return lay(rule, [read_region(shards[rank][0]) for rank in range(parts)])
 
+    def left_out(self) -> list[str]:
+        """What the folder holds besides the model, in a few words each: names by their common beginning."""
+        groups: dict[str, int] = {}
+        for name in self.ignored:
+            parts = name.split(".")
+            stem = ".".join(parts[:3]) if parts[:2] == ["model", "layers"] else name
+            groups[stem] = groups.get(stem, 0) + 1
+        return [f"{stem} ({count} tensors)" if count > 1 else stem for stem, count in groups.items()]
+
     def regions(self) -> Iterable[Region]:
         """Every place that holds weights."""
         yield from self.hf.values()

@@ -41,7 +41,7 @@ class Target:
     folder: Path
     dtype: str  # "keep", or a torch name
     source_dtype: dict[str, str]  # rule name -> the dtype it has in the source
-    step: int = 0
+    step: int | None = None
     slots: dict[str, list[Slot]] = field(default_factory=dict)
     writer: RegionWriter = field(default_factory=RegionWriter)
 

@@ -8,24 +8,27 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.errors import UserError
-from rlcli.models import llama, mistral, qwen2, qwen3, qwen3_moe
+from rlcli.models import deepseek, llama, mistral, qwen2, qwen3, qwen3_moe
 from rlcli.models.files import FLOATS, read_folder, read_json
 from rlcli.models.spec import Family, ModelSpec
 
-FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, mistral.FAMILY, qwen3_moe.FAMILY)
+FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, mistral.FAMILY, qwen3_moe.FAMILY, deepseek.FAMILY)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
 
-def read_model(folder: str | Path, tokenizer: bool = True) -> ModelSpec:
+def read_model(folder: str | Path, tokenizer: bool = True, training: bool = True) -> ModelSpec:
     """The checked description of the HF model in `folder`, from config.json and the safetensors headers alone.
 
     Raises UserError, naming file and key, for a missing or truncated file, an unsupported architecture or setting, and tensors that are
-    missing, superfluous, quantised or of other shapes than config.json says. `tokenizer=False` does not ask for a tokenizer.
+    missing, superfluous, quantised or of other shapes than config.json says. `tokenizer=False` does not ask for a tokenizer,
+    `training=False` takes families that can be converted but not trained too.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; model must be a folder in Hugging Face format")
     spec = replace(read_config(read_json(folder / "config.json"), folder), tensors=read_folder(folder))
+    if training and not spec.family.trains:
+        raise UserError(f"{folder}: {spec.config['architectures'][0]} can be converted (`msrl ckpt convert`) but not trained")
     check_tensors(spec)
     if tokenizer and not any((folder / name).is_file() for name in TOKENIZER_FILES):
         raise UserError(f"{folder}: has no tokenizer ({' or '.join(TOKENIZER_FILES)})")
@@ -61,4 +64,6 @@ def check_tensors(spec: ModelSpec) -> None:
 
 def ignored(spec: ModelSpec, name: str) -> bool:
     """True for tensors that carry nothing of their own: those the family names, and a stored copy of a tied head."""
-    return (spec.tied and name == "lm_head.weight") or any(fnmatch(name, pattern) for pattern in spec.family.ignored)
+    return (spec.tied and name == "lm_head.weight") or any(
+        fnmatch(name, pattern.replace("{layers}", str(spec.layers))) for pattern in spec.family.ignored
+    )

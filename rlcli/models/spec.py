@@ -19,7 +19,8 @@ class Family:
     architectures: tuple[str, ...]
     read: Callable[[dict[str, Any], str], dict[str, Any]]  # (config.json, where) -> the fields of ModelSpec after `config`
     table: Callable[[ModelSpec], list[Rule]]
-    ignored: tuple[str, ...] = ()  # patterns of HF tensors that hold no weights of the model proper
+    ignored: tuple[str, ...] = ()  # patterns of HF tensors that hold no weights of the model proper; {layers} is the number of layers
+    trains: bool = True  # False: `msrl ckpt convert` alone knows it
 
 
 @dataclass(frozen=True)
