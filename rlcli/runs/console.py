@@ -77,6 +77,7 @@ DPO_COLUMNS = (
     Column("rejected", 8, number("update/reward_rejected", 4)),
     Column("KL", 7, number("update/kl", 4)),
     Column("|grad|", 7, number("update/grad_norm", 3)),
+    Column("pairs/s", 7, number("rate/pairs_per_s", 2)),
     Column("tok/s", 6, _rate("rate/update_tokens_per_s")),
     Column("s", 6, number("seconds/step", 1)),
 )

@@ -53,6 +53,7 @@ MEANINGS: dict[str, str] = {
     "update/updates": "optimizer updates made",
     "update/skipped": "updates left out because something was not finite",
     "update/skipped_in_all": "the same since the start of the run",
+    "update/computed_tokens": "tokens computed forward and backward, prompts and answers",
     "update/micro_batches": "forward and backward passes over all devices",
     # pairs (DPO)
     "update/pairs": "pairs in the loss",
@@ -107,6 +108,8 @@ def meaning(name: str) -> str:
     """What a metric means; "" for one that this version does not know."""
     if name in MEANINGS:
         return MEANINGS[name]
+    if name.startswith("eval/") and f"update/{name[5:]}" in MEANINGS:
+        return f"on held-out data: {MEANINGS[f'update/{name[5:]}']}"
     return next((text for start, text in FAMILIES.items() if name.startswith(start)), "")
 
 

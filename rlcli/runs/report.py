@@ -67,6 +67,7 @@ def summary(state: Mapping[str, Any], rows: Sequence[Row]) -> list[tuple[str, st
         ("update/margin", "margin", plain),
         ("sampled/response_tokens", "response tokens", plain),
         ("rate/samples_per_s", "samples/s", plain),
+        ("rate/pairs_per_s", "pairs/s", plain),
         ("rate/trained_tokens_per_s", "tokens trained on/s", plain),
     ):
         found = [value for _, value in charts.points(steps, name)]
