@@ -41,10 +41,10 @@ COMMON = (
     Chart("Gradient norm", "of the whole gradient, before clipping", {"norm": "update/grad_norm"}, zero=True),
     Chart("Learning rate", "", {"rate": "update/lr"}, zero=True),
     Chart(
-        "Tokens a second", "rollout: sampled; update: computed; end to end: trained on",
-        {"rollout": "rate/rollout_tokens_per_s", "update": "rate/update_tokens_per_s", "end to end": "rate/trained_tokens_per_s"}, zero=True,
+        "Tokens a second", "sampled in rollouts, computed in updates, trained on in all",
+        {"rollout": "rate/rollout_tokens_per_s", "update": "rate/update_tokens_per_s", "trained on": "rate/trained_tokens_per_s"}, zero=True,
     ),
-    Chart("Memory", "of all processes of the run, in GiB", {"": "memory/*"}, zero=True),
+    Chart("Memory", "of all processes of the run, in GiB", {"memory": "memory/all_gib"}, zero=True),
 )  # fmt: skip
 DAPO = (
     Chart("Reward", "mean score before shaping", {"all samples": "sampled/reward", "trained on": "batch/reward"}),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 440, 220
-LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 24
+LEFT, RIGHT, TOP, BOTTOM = 52, 10, 10, 24
 MOST_POINTS = 160  # more are averaged in buckets
 SMOOTH_FROM = 40  # points from which a smoothed line is drawn over the faint raw one
 
@@ -18,7 +18,7 @@ Format = Callable[[float], str]
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named line. `markers`: measured now and then, so that each point is shown. `fixed`: no other metric of the chart shares its points."""
+    """A named line. `markers`: measured now and then, so that each point is shown."""
 
     name: str
     points: Points

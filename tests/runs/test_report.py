@@ -69,7 +69,7 @@ def run(tmp_path: Path) -> Path:
                     "sampling/acceptance": math.nan,
                     "seconds/step": 5.0,
                     "seconds/rollout": 2.0,
-                    "memory/<s>": 1.0,
+                    "memory/all_gib": 1.0, "batch/<s>": 2.0,
                 },
             )
             samples = [Sample(np.array([1, 2], np.int32), np.array([-1.0, -2.0], np.float32), "stop", 1) for _ in range(2)]
