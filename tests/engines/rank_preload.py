@@ -10,7 +10,7 @@ from rlcli.platforms.base import pick  # noqa: E402
 
 pick("auto").before_megatron()
 
-import megatron.core.dist_checkpointing  # noqa: E402, F401
-import megatron.core.models.gpt  # noqa: E402, F401
-import megatron.core.optimizer  # noqa: E402, F401
+import megatron.core.dist_checkpointing  # noqa: E402
+import megatron.core.models.gpt  # noqa: E402
+import megatron.core.optimizer  # noqa: E402
 import megatron.core.pipeline_parallel  # noqa: E402, F401
