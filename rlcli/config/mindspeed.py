@@ -16,11 +16,15 @@ ABSENT = object()
 
 VERIFIERS = {
     "acc_for_dapo": ("dapo", ""),
-    "math_17k_acc": ("boxed", ""),
-    "acc_for_ppo": ("boxed", ""),
-    "acc": ("boxed", "scores 1 and 0, where acc gave 1, -0.5 and -1"),
-    "base_acc": ("boxed", "without the format that base_acc asked for"),
-    "math_verify_reward": ("boxed", "without the format that math_verify_reward asked for"),
+    "acc": ("acc", ""),
+    "math_17k_acc": ("math_17k_acc", ""),
+    "acc_for_ppo": ("acc_for_ppo", ""),
+    "base_acc": ("base_acc", ""),
+    "math_verify_reward": ("math_verify_reward", ""),
+    "strict_format": ("strict_format", ""),
+    "format": ("format", ""),
+    "step": ("step", ""),
+    "retool_reward": ("retool_reward", ""),
 }
 
 

@@ -23,7 +23,7 @@ OLD = {
         "clip_higher_enable": True, "clip_ratio_low": 0.2, "clip_ratio_high": 0.3, "token_level_loss": True, "overlong_buffer_enable": True,
         "overlong_buffer": 512, "rollout_max_tokens": 8192, "filter_groups_enable": True, "filter_groups_train_batch_size": 32,
         "filter_groups_max_batches": 4, "mini_batch_size": 16, "max_prompt_length": 2048, "n_samples_per_prompt": 16,
-        "verifier_function": ["acc_for_dapo", "strict_format"], "verifier_weight": [1.0, 0.5], "partial_rollout_max_split": 2, "lam": 0.9,
+        "verifier_function": ["acc_for_dapo", "made_up_acc"], "verifier_weight": [1.0, 0.5], "partial_rollout_max_split": 2, "lam": 0.9,
         "made_up": 1, "actor_resource": {"num_npus": 8}, "use_wandb": True, "wandb_project": "mine", "multi_turn_enable": False,
     },
     "generate_config": {"infer_tensor_parallel_size": 4, "max_num_seqs": 256, "gpu_memory_utilization": 0.5,
@@ -120,7 +120,7 @@ def test_import_accounts_for_every_setting_of_the_file():
     left = {key for keys in out.left_out.values() for key in keys}
     assert "rl_config.made_up" in left
     assert out.left_out["no counterpart"] == ["rl_config.made_up"]
-    assert "rl_config.verifier_function: strict_format" in left
+    assert "rl_config.verifier_function: made_up_acc" in left
     assert out.left_out["samples are always finished within their step"] == ["rl_config.partial_rollout_max_split"]
     assert out.left_out["switched off, as in msrl"] == ["rl_config.multi_turn_enable"]
     assert {"megatron_training.data_path", "megatron_training.load", "generate_config.gpu_memory_utilization", "msprobe_config.msprobe"} <= left
@@ -168,3 +168,7 @@ def test_verifiers_that_import_names_exist():
 
     names = sorted({new for new, _ in VERIFIERS.values()})
     check_names(names, [1.0] * len(names))
+    assert len(VERIFIERS) == 10  # all that the predecessor has
+    old = {**OLD, "rl_config": {**OLD["rl_config"], "verifier_function": ["acc", "strict_format"]}}
+    assert translate(old).settings["reward.verifiers"] == ["acc", "strict_format"]
+    assert translate(old).settings["reward.weights"] == [1.0, 0.5]
