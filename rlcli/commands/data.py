@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
-from rlcli.errors import StoppedEarly, UserError
+from rlcli.errors import RunError, UserError
 
 if TYPE_CHECKING:
     from rlcli.data.settings import PrepareSettings
@@ -68,7 +68,7 @@ def prep(
         with _progress(settings) as told:
             report = prepare(settings, told)
     except KeyboardInterrupt:
-        raise StoppedEarly(f"Stopped: nothing was written to {settings.out}.") from None
+        raise RunError(f"Stopped: {settings.out} is as it was before.") from None
     _print(summary(report))
 
 

@@ -87,7 +87,7 @@ _LLAMA2 = ("""
 {%- if message.role == 'assistant' -%}{{ ' ' + message.content | trim + ' ' + (eos_token or '') }}
 {%- else -%}
 {%- set head = '<<SYS>>\\n' + system + '\\n<</SYS>>\\n\\n' if loop.first and system else '' -%}
-{{ ((bos_token or '') if loop.first else '') + '[INST] ' + head + message.content | trim + ' [/INST]' }}
+{{ (bos_token or '') + '[INST] ' + head + message.content | trim + ' [/INST]' }}
 {%- endif -%}
 {%- endfor -%}
 """).strip()

@@ -11,7 +11,20 @@ from typing import Any
 from rlcli.data.messages import messages_of, tools_of
 from rlcli.data.rows import BadRow, Row
 from rlcli.data.settings import PrepareSettings
-from rlcli.data.shapes import PROMPT_SHAPES, Raw, Shape, alpaca_prompt, dig, prompt_of, system_of, text, used_columns
+from rlcli.data.shapes import (
+    ANSWERS,
+    PROMPT_SHAPES,
+    QUESTIONS,
+    Raw,
+    Shape,
+    alpaca_prompt,
+    dig,
+    first_of,
+    prompt_of,
+    system_of,
+    text,
+    used_columns,
+)
 from rlcli.data.shapes_pairs import PAIR_SHAPES, answer_of, part
 from rlcli.errors import UserError
 
@@ -101,7 +114,21 @@ def _shaped(settings: PrepareSettings, first: Raw, where: Path) -> Converter:
             f"say which is which, for instance --map prompt={next(iter(first), 'COLUMN')} response=COLUMN"
         )
     found = shape
+    if found.kind == "prompts":
+        _judgeable(found, settings, first, where)
     return Converter(found.name, found.kind, found.convert, lambda raw: used_columns(found, raw))
+
+
+def _judgeable(shape: Shape, settings: PrepareSettings, first: Raw, where: Path) -> None:
+    """Prompts that can have no answer, or that are pairs, are told from the columns, before every row is dropped for it."""
+    pair = next((s for s in PAIR_SHAPES if s.fits(first)), None)
+    if pair is not None:
+        raise UserError(f"{where}: these rows are pairs (shape {pair.name}), not prompts with answers; {_seen(first)}")
+    if shape.name == "plain" and settings.need_answer and first_of(first, ANSWERS) is None:
+        raise UserError(
+            f"{where}: found no column with answers among {_seen(first)}: name it with --map prompt={first_of(first, QUESTIONS)} response=COLUMN, "
+            "or give need_answer=false for a reward that needs none"
+        )
 
 
 def _mapped(settings: PrepareSettings, first: Raw, where: Path) -> Converter:
@@ -163,7 +190,10 @@ def _finished(found: Converter, settings: PrepareSettings) -> Callable[[Raw], Ro
     """The conversion with the recipe's edits and the extra columns."""
 
     def convert(raw: Raw) -> Row:
-        row = found.convert(raw)
+        try:
+            row = found.convert(raw)
+        except KeyError as error:
+            raise BadRow(str(error.args[0]), "a value, as in the file's first row", problem="the row has no such column") from error
         row.answer = _answer(row.answer, settings.answer_after)
         if settings.keep is None:
             used = found.used(raw)

@@ -55,7 +55,8 @@ def changes(old: Manifest, new: Manifest) -> list[str]:
     before, after = old.origin(), new.origin()
     lines = []
     for key in [*before, *(key for key in after if key not in before)]:
-        if before.get(key) != after.get(key):
+        named = key == "template" and before.get("setting template") != after.get("setting template")  # said already, by name
+        if before.get(key) != after.get(key) and not named:
             shown = key in ("sources", "held-out files", "tokenizer", "template")
             lines.append(f"{key} changed" if shown else f"{key.removeprefix('setting ')}: {_said(before.get(key))} -> {_said(after.get(key))}")
     return lines

@@ -56,8 +56,7 @@ class Pipeline:
         parts = {"train": Part(self.folder, kind, settings.shard_rows)}
         if settings.validation > 0:
             parts["validation"] = Part(self.folder / "validation", kind, settings.shard_rows)
-        how = (settings.tokenizer, settings.template, settings.enable_thinking)
-        with EncodePool(self.encoder, how, kind, settings.workers) as pool:
+        with EncodePool(self.encoder, kind, settings.workers) as pool:
             for rows, results in pool.map(_chunks(self._clean(duplicates, held, drop))):
                 for row, result in zip(rows, results, strict=True):
                     self._keep(row, result, parts)
@@ -114,8 +113,9 @@ class Pipeline:
     def _clean(self, duplicates: Duplicates, held: HeldOut | None, drop: set[bytes]) -> Iterator[Row]:
         for row in self._rows():
             step = self._fault(row)
-            if step is None and self.settings.deduplicate:
-                step = duplicates.see(row)
+            if step is None:
+                repeated = duplicates.see(row)
+                step = repeated if self.settings.deduplicate else None
             if step is None and drop and duplicates.key(row) in drop:
                 step = "conflict"
             if step is None and held is not None:
@@ -143,8 +143,10 @@ class Pipeline:
     def _held_out(self) -> HeldOut | None:
         if not self.settings.exclude:
             return None
+        if self.manifest.shape.startswith("megatron"):
+            raise UserError("rows that come tokenised cannot be compared with --exclude files: prepare their sources instead")
         questions = []
-        plain = PrepareSettings(need_answer=False)
+        plain = PrepareSettings(need_answer=False)  # pairs are held out by their questions too
         for source in find_sources(self.settings.exclude):
             converter: Converter | None = None
             for place, raw in read_rows(source):

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from rlcli.data.lengths import histogram
 from rlcli.data.store import PairSet, PromptSet
+from rlcli.data.tokens import special_tokens
 
 OPEN, CLOSE = "⟦", "⟧"  # around what is trained on
 
@@ -40,7 +41,7 @@ def show_pair(data: PairSet, i: int, tokenizer: Any, train_on: str = "last_answe
 
 def marked(tokenizer: Any, ids: Sequence[int], mask: Sequence[int]) -> str:
     """Ids as text in markup: special tokens in colour, runs of trained tokens in green between marks."""
-    special = set(tokenizer.all_special_ids)
+    special = set(tokenizer.convert_tokens_to_ids(special_tokens(tokenizer)))
     pieces = []
     for trained, run in groupby(zip(ids, mask, strict=True), key=lambda pair: bool(pair[1])):
         inner = ""

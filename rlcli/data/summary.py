@@ -67,11 +67,11 @@ def _notes(manifest: Manifest) -> list[str]:
         lines.append(f"  compared with {notes['held_out']:,} held-out questions: {manifest.counts['excluded_exact']} equal, {manifest.counts['excluded_near']} nearly equal")
     if notes.get("conflicting_prompts"):
         what = "dropped" if manifest.settings["conflicts"] == "drop" else "kept as rows of their own; --conflicts drop leaves them out"
-        lines.append(f"  [yellow]{notes['conflicting_prompts']:,} prompts came with different answers[/yellow] ({what}): conflicts.jsonl")
+        lines.append(f"  [yellow]{notes['conflicting_prompts']:,} prompt{'s' * (notes['conflicting_prompts'] > 1)} came with different answers[/yellow] ({what}): conflicts.jsonl")
     if notes.get("boundary"):
-        lines.append(f"  [yellow]{notes['boundary']:,} rows[/yellow] whose prompt and answer the tokenizer would merge: their ids part where the prompt ends")
+        lines.append(f"  [yellow]{notes['boundary']:,} row{'s' * (notes['boundary'] > 1)}[/yellow] whose prompt and answer the tokenizer would merge: their ids part where the prompt ends")
     if notes.get("special"):
-        lines.append(f"  [yellow]{notes['special']:,} rows[/yellow] whose own text holds the tokenizer's special tokens")
+        lines.append(f"  [yellow]{notes['special']:,} row{'s' * (notes['special'] > 1)}[/yellow] whose own text holds the tokenizer's special tokens")
     return lines
 
 

@@ -50,6 +50,12 @@ def load_tokenizer(folder: str) -> Any:
         raise UserError(f"{folder}: no tokenizer can be loaded from here ({' '.join(str(error).split())[:160]})") from error
 
 
+def special_tokens(tokenizer: Any) -> list[str]:
+    """Every token that is cut out of text before anything else is done to it: end marks, turn marks, placeholders."""
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return sorted({*added, *tokenizer.all_special_tokens}, key=len, reverse=True)
+
+
 def tokenizer_fingerprint(tokenizer: Any) -> dict[str, Any]:
     """What makes token ids mean the same: hashes of the vocabulary and of a probe text's ids, its size, BOS and EOS.
 
@@ -90,9 +96,7 @@ class Encoder:
         self._options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._bos = self.tokenizer.bos_token_id
         self._adds_bos = self._bos is not None and self.tokenizer("a")["input_ids"][:1] == [self._bos]
-        self._specials = sorted(set(self.tokenizer.all_special_tokens), key=len, reverse=True)
-        added = self.tokenizer.added_tokens_decoder.values()
-        self._cutting = [str(token) for token in added if token.special and not token.lstrip]
+        self._specials = special_tokens(self.tokenizer)
 
     # -- text ---------------------------------------------------------------------------------------------------------------
 
@@ -179,7 +183,7 @@ class Encoder:
     def _tail(self, prompt: str) -> str:
         """The prompt from its last special token on. Tokenizers cut text at special tokens first of all, so that what stands before
         one is tokenised without regard to what follows: the tail alone decides whether the prompt's ids are a prefix."""
-        return prompt[max([0, *(prompt.rfind(token) for token in self._cutting)]) :]
+        return prompt[max([0, *(prompt.rfind(token) for token in self._specials)]) :]
 
     def continued(self, prompts: list[str], answers: list[str]) -> list[tuple[list[int], bool]]:
         """Ids of each answer after its prompt, and whether the tokenizer would merge across the border between them.
@@ -222,7 +226,7 @@ class Encoder:
 
     def _has_special(self, row: Row) -> bool:
         said = "\n".join(str(message["content"]) for side in (row.prompt, row.chosen, row.rejected) for message in side)
-        return any(token in said for token in self._cutting)
+        return any(token in said for token in self._specials)
 
     def _given(self, row: Row) -> Encoded | BadRow:
         """A row that came tokenised."""

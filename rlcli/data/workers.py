@@ -28,11 +28,9 @@ class EncodePool:
     `busy_s` is the time that all workers together spent encoding.
     """
 
-    def __init__(self, encoder: Encoder, how: tuple[str, str | None, bool | None], kind: str, workers: int) -> None:
-        """`how`: folder, template and enable_thinking, from which a worker makes the same encoder."""
+    def __init__(self, encoder: Encoder, kind: str, workers: int) -> None:
         self.busy_s = 0.0
         self._encoder, self._kind, self._workers = encoder, kind, workers
-        self._how = how
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> EncodePool:
@@ -77,17 +75,20 @@ class EncodePool:
     def _start(self) -> ProcessPoolExecutor:
         if self._pool is None:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_begin, initargs=(self._how,))
+            self._pool = ProcessPoolExecutor(self._workers, mp_context=context, initializer=_begin, initargs=(self._encoder,))
         return self._pool
 
 
-def _begin(how: tuple[str, str | None, bool | None]) -> None:
-    """Make this worker's encoder. It leaves Ctrl-C to the parent, and ends when the parent is gone."""
+def _begin(encoder: Encoder) -> None:
+    """Take over the encoder. It comes pickled, not loaded anew: that spares each worker the import of torch.
+
+    The worker leaves Ctrl-C to the parent, and ends when the parent is gone.
+    """
     global _encoder
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _encoder = Encoder(*how)
+    _encoder = encoder
 
 
 def _end_with_parent() -> None:
