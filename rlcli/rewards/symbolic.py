@@ -35,6 +35,7 @@ NORMALISATION = NormalizationConfig(basic_latex=True, units=False, malformed_ope
 CONVERSION = ConversionConfig(lowercase_symbols=False)
 FUNCTIONS = re.compile(r"(?<![A-Za-z\\])(pi|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp|infty|theta|alpha|beta)(?![A-Za-z])")
 IMAGINARY = re.compile(r"(?<![A-Za-z\\])i(?![A-Za-z])")
+SLOW = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 INDEXED = re.compile(r"\\(?:sum|prod)(?![A-Za-z])")
 BASE = re.compile(r"\d\s*_")
 
@@ -51,11 +52,34 @@ class Algebra:
         if is_words(answer) or is_words(truth) or BASE.search(answer + truth):
             return False
         complex_ = bool(IMAGINARY.search(answer + " " + truth)) and not INDEXED.search(answer + truth)
-        left, right = parse(answer, complex_), parse(truth, complex_)
-        if left is None or right is None:
-            self.unreadable |= left is None
-            return False
-        return bool(verify(right, left, allow_set_relation_comp=True, timeout_seconds=None))
+        self.unreadable |= parse(answer, complex_) is None
+        return same_value(answer, truth, complex_)
+
+
+@lru_cache(maxsize=4096)
+def same_value(answer: str, truth: str, complex_: bool) -> bool:
+    """Whether two cleaned answers are the same by algebra. It remembers, since the answers of a group are often the same."""
+    left, right = parse(answer, complex_), parse(truth, complex_)
+    if left is None or right is None or differ(left, right):
+        return False
+    return bool(verify(right, left, allow_set_relation_comp=True, timeout_seconds=None))
+
+
+def differ(left: Any, right: Any) -> bool:
+    """Whether two expressions clearly differ at one point, which spares the long search for a proof that they do not.
+
+    False where it cannot be told: for what is no expression, for names, near equality, or a value that does not come out finite.
+    """
+    if not all(isinstance(side, sympy.Expr) and not side.is_Symbol and not side.has(*SLOW) for side in (left, right)):
+        return False
+    symbols = sorted(left.free_symbols | right.free_symbols, key=str)
+    point = {symbol: sympy.Float(0.5 + (0.6180339887 * (number + 1)) % 1.0) for number, symbol in enumerate(symbols)}
+    try:
+        a, b = (complex(side.evalf(15, subs=point)) for side in (left, right))
+    except (TypeError, ValueError, ArithmeticError, AttributeError):
+        return False
+    size = abs(a) + abs(b)
+    return maths.isfinite(size) and abs(a - b) > 1e-4 * max(size, 1.0)
 
 
 def is_words(text: str) -> bool:

@@ -67,6 +67,15 @@ MEANINGS: dict[str, str] = {
     "update/token_logp_rejected": "log-prob a token of the rejected answers, in nats",
     "update/tokens_chosen": "mean length of the chosen answers, in tokens",
     "update/tokens_rejected": "mean length of the rejected answers, in tokens",
+    "update/truncated_pairs": "share of the pairs that were cut to the length limits",
+    "update/reference_gap": "mean |log-prob difference| between policy and given reference before the first update, in nats: rounding alone",
+    # verdicts on all samples drawn, by how they came about
+    "reward/correct": "samples whose answer is right",
+    "reward/wrong": "samples whose answer is wrong",
+    "reward/no_answer": "samples without an answer in the asked form",
+    "reward/unparsed": "samples whose answer could not be read",
+    "reward/timeout": "samples whose judgement took too long, scored as wrong",
+    "reward/crashed": "samples whose judgement crashed, scored as wrong",
     # speed
     "rate/rollout_tokens_per_s": "response tokens sampled a second of rollout",
     "rate/update_tokens_per_s": "tokens computed forward and backward a second of update",

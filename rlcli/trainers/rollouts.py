@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rlcli.engines.base import Request, RolloutEngine, Sampling
 from rlcli.rewards.pool import Item, RewardPool
-from rlcli.types import Group, Prompt, Sample
+from rlcli.rewards.verdicts import count_reasons
+from rlcli.types import Group, Prompt, Sample, Verdict
 
 POLL_S = 0.5
 
@@ -21,6 +22,7 @@ class Tally:
     correct: int = 0
     truncated: int = 0
     score: float = 0.0
+    verdicts: list[Verdict] = field(default_factory=list)
 
     def add(self, group: Group) -> None:
         self.samples += len(group.samples)
@@ -28,6 +30,7 @@ class Tally:
         self.truncated += sum(sample.truncated for sample in group.samples)
         self.correct += sum(verdict.correct for verdict in group.verdicts)
         self.score += sum(verdict.score for verdict in group.verdicts)
+        self.verdicts += group.verdicts
 
     def metrics(self) -> dict[str, float]:
         """Means over every sample drawn, before any filter: the honest measure of the policy."""
@@ -39,6 +42,7 @@ class Tally:
             "sampled/accuracy": self.correct / self.samples,
             "sampled/response_tokens": self.response_tokens / self.samples,
             "sampled/truncated": self.truncated / self.samples,
+            **{f"reward/{reason}": float(count) for reason, count in count_reasons(self.verdicts).items()},
         }
 
 

@@ -15,7 +15,7 @@ from rlcli.rewards.extract import boxes, last_answer_line
 from rlcli.rewards.locate import find_answer
 from rlcli.rewards.numbers import read_number
 from rlcli.rewards.plain import Many, Named, Number, Text, read, same_answer
-from rlcli.rewards.symbolic import nesting, parse, roots
+from rlcli.rewards.symbolic import differ, math, nesting, parse, roots
 from rlcli.rewards.units import read_unit, same_quantity
 
 
@@ -190,6 +190,24 @@ def test_numbers_too_large_to_be_meant_are_not_computed() -> None:
     for text in (r"10^{10^{10}}", "(10^9)!", r"\binom{10^9}{10^8}", "9^{9^{9}}", "2^{2^{2^{2^{2}}}}", "1" + "+1^{9}" * 3 + "+7^{10^{8}}"):
         assert parse(text, False) is None
     assert parse("2^{100}", False).doit() == 2**100
+
+
+def test_expressions_that_differ_at_a_point_are_not_searched_for_a_proof() -> None:
+    def at_a_point(left: str, right: str) -> bool:
+        return differ(parse(left, False), parse(right, False))
+
+    assert at_a_point("x^2+1", "(x+1)^2")
+    assert at_a_point(r"\sqrt{8}", r"2\sqrt{3}")
+    assert at_a_point("x", "x+1") is False  # a name may stand for words: left to the library
+    for left, right in [("x^2+2x+1", "(x+1)^2"), (r"\sqrt{8}", r"2\sqrt{2}"), (r"\sin^2 x + \cos^2 x", "1"), ("0.333333", r"\frac{1}{3}")]:
+        assert at_a_point(left, right) is False
+    assert at_a_point("x=1", "x=2") is False  # no expressions
+    assert at_a_point(r"\sum_{n=1}^{5} n", "16") is False  # slow to evaluate
+
+
+def test_matrices_within_products_do_no_harm() -> None:
+    column = r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"
+    assert math(f"\\boxed{{2{column}}}", r"\begin{pmatrix} 2 \\ 4 \end{pmatrix}", {}).reason in ("wrong", "unparsed")
 
 
 def test_deep_nesting_is_not_parsed() -> None:
