@@ -92,7 +92,7 @@ def _build(stored: Stored) -> Any:
 
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None  # 0.16 reads the name even without Transformer Engine
-    if multi_latent_attention.TELinear is None:
+    if not isinstance(multi_latent_attention.TELinear, type):
         multi_latent_attention.TELinear = type("TELinear", (), {})  # 0.16 asks isinstance of it
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     parallel_state.initialize_model_parallel()
