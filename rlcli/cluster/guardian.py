@@ -16,6 +16,7 @@ from pathlib import Path
 from rlcli.cluster.processes import ProcessId
 
 RECORD = "processes.json"
+FOLDERS = "folders.json"  # elsewhere, that go with the run
 GRACE_S = 1.0  # for those that end by themselves, so that they can flush their logs
 
 
@@ -31,14 +32,19 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def end_family(folder: Path) -> None:
-    """End every process on record and its descendants, then remove the folder. The first on record is the driver itself: left alone."""
+    """End every process on record and its descendants, then remove the run's folders. The first on record is the driver itself: left alone."""
     try:
         known = [ProcessId(*pair) for pair in json.loads((folder / RECORD).read_text())[1:]]
     except (OSError, ValueError, TypeError):
         known = []
+    try:
+        others = [Path(name) for name in json.loads((folder / FOLDERS).read_text())]
+    except (OSError, ValueError, TypeError):
+        others = []
     for member in {member for process in known for member in process.tree()}:
         member.kill()
-    shutil.rmtree(folder, ignore_errors=True)
+    for path in [*others, folder]:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def main() -> None:

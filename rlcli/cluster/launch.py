@@ -9,6 +9,7 @@ import os
 import secrets
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class LocalCluster:
         self._family: list[ProcessId] = [ProcessId.own()]
         self._before: set[int] = set()  # children that the driver had already
         self.folder = Path()
+        self._folders: list[str] = []
         self._guardian: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> LocalCluster:
@@ -73,16 +75,17 @@ class LocalCluster:
         import ray
 
         try:
-            ray.init(
-                address="local",
-                num_cpus=self.cpus,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(self.folder / "r"),  # Ray opens its folder to everybody; the one around it stays closed
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",
-            )
+            with _temporary_files_in(self.folder / "t"):  # sockets and files of vLLM and others go with this folder
+                ray.init(
+                    address="local",
+                    num_cpus=self.cpus,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    _temp_dir=str(self.folder / "r"),  # Ray opens its folder to everybody; the one around it stays closed
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address="127.0.0.1",
+                )
             _silence_ray()
         except Exception as error:
             raise RunError(f"Ray did not start on this machine: {error}") from error
@@ -119,6 +122,11 @@ class LocalCluster:
         self.workers += workers
         self._record()
 
+    def own_folder(self, path: Path) -> None:
+        """Remove a folder too when this run ends, even by kill -9 of the driver."""
+        self._folders.append(str(path))
+        (self.folder / guardian.FOLDERS).write_text(json.dumps(self._folders))
+
     def call(self, workers: list[Worker], method: str, *args: Any, what: str, timeout_s: float) -> list[Any]:
         """The same method of the host actors themselves, on all of them, with a deadline."""
         calls = [(worker, getattr(worker.actor, method).remote(*args)) for worker in workers]
@@ -146,6 +154,20 @@ class LocalCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _temporary_files_in(folder: Path) -> Iterator[None]:
+    """Processes started inside keep their temporary files in `folder`."""
+    folder.mkdir()
+    before = os.environ.get("TMPDIR")
+    os.environ["TMPDIR"] = str(folder)
+    try:
+        yield
+    finally:
+        del os.environ["TMPDIR"]
+        if before is not None:
+            os.environ["TMPDIR"] = before
 
 
 def _silence_ray() -> None:

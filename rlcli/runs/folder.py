@@ -53,13 +53,19 @@ class RunFolder:
 
         kind: "dapo" or "dpo". environment: `environment.describe(...)`. Raises UserError where the folder exists already or cannot be written.
         """
-        trackers.check(config.run.trackers)
+        cls.check(config)
         path = _new_folder(Path(config.run.dir), config.run.name, recipe or kind)
         save_resolved(config, path / "config.yaml")
         steps = getattr(config.train, "steps", 0)
         state = {"kind": kind, "recipe": recipe, "state": RUNNING, "step": 0, "total": steps, "started": _now()}
         _write_json(path / "run.json", state)
         return cls(path, _lock(path), config, state, environment or {}, out)
+
+    @staticmethod
+    def check(config: Any) -> None:
+        """Raise UserError for what `create` would refuse, without making anything: for before long preparations."""
+        trackers.check(config.run.trackers)
+        _check_name(Path(config.run.dir), config.run.name)
 
     @classmethod
     def reopen(cls, path: Path, config: Any, step: int, environment: Mapping[str, Any] | None = None, out: TextIO | None = None) -> RunFolder:
@@ -193,10 +199,18 @@ def _streams(path: Path) -> list[Path]:
     return [path / "metrics.jsonl", *sorted((path / "samples").glob("*.jsonl"))]
 
 
-def _new_folder(parent: Path, name: str | None, recipe: str) -> Path:
-    """Make the folder. A name of our own choosing gets a number where it is taken; the user's is an error then."""
-    if name is not None and (not name.strip(".") or "/" in name or "\0" in name):
+def _check_name(parent: Path, name: str | None) -> None:
+    """Raise UserError for a name of the user's that is none, or is taken."""
+    if name is None:
+        return
+    if not name.strip(".") or "/" in name or "\0" in name:
         raise UserError(f"run.name={name!r} is no folder name: give one without slashes (run.dir says where it lies)")
+    if (parent / name).exists():
+        raise UserError(f"run.name={name}: {parent / name} exists already; choose another run.name, or go on with it: msrl resume --ckpt {parent / name}")
+
+
+def _new_folder(parent: Path, name: str | None, recipe: str) -> Path:
+    """Make the folder. A name of our own choosing gets a number where it is taken; the user's is an error then (`_check_name`)."""
     stem = name or f"{re.sub(r'[^A-Za-z0-9._-]+', '-', recipe)}-{time.strftime('%Y%m%d-%H%M%S')}"
     for number in range(1, 1000):
         path = parent / (stem if number == 1 else f"{stem}-{number}")
@@ -204,9 +218,7 @@ def _new_folder(parent: Path, name: str | None, recipe: str) -> Path:
             path.mkdir(parents=True)
             return path
         except FileExistsError:
-            if name is not None:
-                remedy = f"choose another run.name, or go on with it: msrl resume --ckpt {path}"
-                raise UserError(f"run.name={name}: {path} exists already; {remedy}") from None
+            _check_name(parent, name)
         except OSError as error:
             raise UserError(f"run.dir={parent}: cannot make {path}: {error.strerror}") from error
     raise UserError(f"run.dir={parent}: no free name like {stem}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
@@ -34,6 +34,7 @@ class DapoTrainer:
         self.config, self.parts, self.run = config, parts, parts.run
         self.clock = Clock()
         self.step = 0
+        self.saved_step = -1  # of the newest checkpoint
         self.version = 0
         self.skipped_in_row = 0
         self.skipped_in_all = 0
@@ -42,9 +43,12 @@ class DapoTrainer:
     def train(self) -> dict[str, float]:
         """All steps that are left; returns the last evaluation. Raises StoppedEarly after saving what resumes."""
         config, parts = self.config, self.parts
+        if self.step >= config.train.steps:
+            return {}  # a run that was ended after its last step
         self.sync()
         measured = self.evaluate("before") if config.eval.before and self.step == 0 else {}
         self.clock.read()
+        self.stop_if_asked()
         while self.step < config.train.steps:
             parts.rollout.what = f"step {self.step + 1}, rollout"
             with self.clock.stage("rollout"):
@@ -151,6 +155,17 @@ class DapoTrainer:
         self.run.log_step(self.step, metrics)
         self.newest |= metrics
         self.run.log_samples(self.step, collected.groups)
+        self.warn_unjudged(metrics)
+
+    def warn_unjudged(self, metrics: Mapping[str, float]) -> None:
+        """Say where verifiers failed: they were taken for wrong, and a user should know before believing the accuracy."""
+        late, broken = (round(metrics.get(f"reward/{reason}", 0.0)) for reason in ("timeout", "crashed"))
+        if late or broken:
+            last = " ".join(self.parts.rewards.last_crash.split())[:200]
+            self.run.console.warn(
+                f"step {self.step}: of {metrics['sampled/samples']:.0f} samples, {late} were not judged within reward.timeout_s, and on {broken} a verifier failed"
+                + (f" (the last: {last})" if broken and last else "")
+            )
 
     def save_if_due(self) -> None:
         every = self.config.checkpoint.every
@@ -163,6 +178,7 @@ class DapoTrainer:
         """Write a checkpoint of everything a resumed run needs, and wait until it is on disk."""
         self.parts.saver.save(self.manifest(), self.state())
         self.parts.saver.wait()
+        self.saved_step = self.step
 
     def manifest(self) -> Manifest:
         parts = self.parts
@@ -186,7 +202,8 @@ class DapoTrainer:
 
     def stop(self, reason: str) -> None:
         """Save and end the run early, resumable."""
-        self.save()
+        if self.saved_step < self.step or self.parts.sampler.unfinished:
+            self.save()
         raise StoppedEarly(f"stopped after step {self.step} of {self.config.train.steps} ({reason}); go on with: msrl resume --ckpt {self.run.path}")
 
     def state(self) -> State:
@@ -206,7 +223,7 @@ class DapoTrainer:
         parts.trainer.what = "loading the checkpoint"
         parts.trainer.load(checkpoint.path / MODEL)
         loop, _ = read_state(checkpoint.path, "loop")
-        self.step = loop["step"]
+        self.step = self.saved_step = loop["step"]
         self.version = loop["version"] - 1  # the first sync publishes the version that the next step was to be sampled with
         self.skipped_in_row, self.skipped_in_all = loop["skipped_in_row"], loop["skipped_in_all"]
         parts.judge.drawn = loop["drawn"]

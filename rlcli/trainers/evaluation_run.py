@@ -83,6 +83,7 @@ def judge_alone(config: DapoRecipe) -> Iterator[Judge]:
         cluster = stack.enter_context(LocalCluster(len(machine.cores), config.cluster.heartbeat_s))
         transport = SharedMemoryTransport.create()
         stack.callback(transport.close)
+        cluster.own_folder(transport.folder)
         setup = rollout_setup(spec, config.rollout, config.data.max_prompt_tokens, config.train.dtype, config.train.seed, machine.platform)
         rollout: RolloutPool = launch_rollout(config, cluster, machine, setup, transport, logs)
         rollout.ready(config.cluster.start_timeout_s)

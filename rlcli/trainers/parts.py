@@ -189,6 +189,7 @@ def dapo_parts(
         setup = rollout_setup(spec, config.rollout, config.data.max_prompt_tokens, config.train.dtype, config.train.seed, machine.platform)
         transport = SharedMemoryTransport.create(2 * spec.parameters * BYTES[setup.dtype])
         stack.callback(transport.close)
+        cluster.own_folder(transport.folder)
         rollout = launch_rollout(config, cluster, machine, setup, transport, run.logs)
         ranks = train_setup(config.model, config.optim, config.parallel, config.train, config.cluster, config.rollout.temperature, setup.dtype)
         trainer = spawn_trainer(cluster, machine, ranks, config.cluster, run.logs)

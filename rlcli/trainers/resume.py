@@ -11,8 +11,9 @@ from rlcli.config.load import Loaded, from_dict, get
 from rlcli.errors import UserError
 from rlcli.runs.environment import describe
 from rlcli.runs.folder import RunFolder
+from rlcli.trainers.dpo import total_steps
 from rlcli.trainers.launch import check_dapo, open_prompts, run_dapo, tell_data
-from rlcli.trainers.launch_dpo import check_dpo, open_all, run_dpo
+from rlcli.trainers.launch_dpo import check_dpo, open_all, reference_identity, run_dpo
 from rlcli.trainers.saving import MODEL, model_identity, require_same
 
 # Settings that the saved state was made under: another value would silently mean another run.
@@ -26,7 +27,6 @@ FIXED = (
     "rollout.samples_per_prompt",
     "train.seed",
     "train.dtype",
-    "dpo.reference_model",
     "data.max_tokens",
     "data.truncation",
     "data.train_on",
@@ -45,7 +45,8 @@ def resume(path: Path, overrides: list[str], allow_data_change: bool = False) ->
     loaded = from_dict(manifest.kind, manifest.config, overrides)
     refuse_unsafe(from_dict(manifest.kind, manifest.config), loaded, allow_data_change)
     folder = run_folder_of(checkpoint)
-    if manifest.step >= loaded.config.train.steps > 0:
+    exported = folder is None or (folder / "final").is_dir()  # else it was ended while it wrote the model
+    if manifest.step >= loaded.config.train.steps > 0 and exported:
         print(f"{folder or checkpoint.path}: finished, all {manifest.step} steps are done; to go on, give more: msrl resume --ckpt {path} train.steps=N")
         return folder or checkpoint.path
     refuse_code(checkpoint.path / MODEL)
@@ -98,6 +99,13 @@ def resume_dpo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allo
     train, held_out = open_all(config)
     if not allow_data_change:
         require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], train.fingerprint, DATA_REMEDY)
+    where = folder or checkpoint.path
+    if checkpoint.step >= total_steps(config, len(train)) and (where / "final").is_dir():
+        print(f"{where}: finished, all {checkpoint.step} steps are done; to go on, give more: msrl resume --ckpt {where} train.epochs=N")
+        return where
+    if saved := checkpoint.manifest.data.get("reference"):
+        what = f"the reference model in {config.dpo.reference_model or config.model}"
+        require_same(what, saved, reference_identity(config), "give its folder as it was, as dpo.reference_model=DIR")
     environment = describe(model=str(spec.folder), resumed_from=str(checkpoint.path))
     with open_run(loaded, checkpoint, folder, environment) as run:
         run.console.info(f"resuming after step {checkpoint.step} from {checkpoint.path}")

@@ -155,6 +155,11 @@ class Sampler:
         self._accepted, self._judged = values["accepted"], values["judged"]
 
     @property
+    def unfinished(self) -> bool:
+        """Whether a step was broken off, so that there is more to save than at its start."""
+        return self._unfinished is not None
+
+    @property
     def acceptance(self) -> float:
         """The running estimate of the share of prompts that give an informative group; starts at 1."""
         return (self._accepted + 1.0) / (self._judged + 1.0)

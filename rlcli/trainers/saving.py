@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,19 @@ class Saver:
         self._pending = None
         self.store.abandon(step)
         self.tell(f"the checkpoint of step {step} was not saved: {error}")
+
+
+def export_final(trainer: TrainGroup, final: Path) -> None:
+    """Write the trained model as an HF folder; that of an earlier end of the same run is replaced once the new one is whole."""
+    trainer.what = "export"
+    fresh, old = final.with_name(f".{final.name}-new"), final.with_name(f".{final.name}-old")
+    for path in (fresh, old):
+        shutil.rmtree(path, ignore_errors=True)
+    trainer.export(fresh)
+    if final.exists():
+        final.rename(old)
+    fresh.rename(final)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def model_identity(spec: ModelSpec) -> dict[str, str]:

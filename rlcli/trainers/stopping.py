@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
+from rlcli.errors import RunError, StoppedEarly
+from rlcli.runs.folder import RunFolder
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ECHO_S = 0.5  # a wrapper (timeout, make, uv run) passes on the Ctrl-C that the terminal has given already
 
 
 class Stopper:
@@ -15,6 +22,7 @@ class Stopper:
     def __init__(self, max_minutes: float) -> None:
         self._deadline = time.monotonic() + max_minutes * 60 if max_minutes else None
         self._reason: str | None = None
+        self._heard_at = 0.0
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Stopper:
@@ -27,9 +35,14 @@ class Stopper:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _heard(self, number: int, frame: FrameType | None) -> None:
-        if self._reason is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self._reason = f"signal {signal.Signals(number).name}"
+        name, now = signal.Signals(number).name, time.monotonic()
+        if self._reason is not None:
+            if number == signal.SIGINT and now - self._heard_at > ECHO_S:
+                raise KeyboardInterrupt
+            return
+        self._reason, self._heard_at = f"signal {name}", now
+        # Not by print: the signal may have come in the middle of one.
+        os.write(2, f"\n{name}: the run saves and stops at the end of this step; Ctrl-C{' again' * (number == signal.SIGINT)} ends it at once\n".encode())
 
     @property
     def reason(self) -> str | None:
@@ -37,6 +50,18 @@ class Stopper:
         if self._reason is None and self._deadline is not None and time.monotonic() > self._deadline:
             self._reason = "the time budget of run.max_minutes is used up"
         return self._reason
+
+    @staticmethod
+    @contextmanager
+    def at_once(run: RunFolder) -> Iterator[None]:
+        """Turn a second Ctrl-C into the message that says what there is to go on from."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            newest = max((path.name for path in run.checkpoints.glob("step-*")), default=None)
+            if newest is None:
+                raise RunError("ended at once by Ctrl-C; there is no checkpoint yet, so start again") from None
+            raise StoppedEarly(f"ended at once by Ctrl-C; go on from {newest} with: msrl resume --ckpt {run.path}") from None
 
     def asked(self) -> bool:
         return self.reason is not None

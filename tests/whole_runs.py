@@ -1,0 +1,206 @@
+"""Whole runs of `msrl` on a tiny model: a recipe that trains in seconds, the command in a process of its own, and what it left behind.
+
+Every run gets a mark in its environment, which all its processes inherit, and a folder of its own for temporary files: so a test can find
+each process and each file of just this run, whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+MARK = "MSRL_TEST_MARK"
+ROOT = Path(__file__).resolve().parent.parent
+# Of a step, what the clock and the neighbours decide.
+UNSTEADY = ("time", "seconds/", "rate/", "memory/")
+
+
+def tiny_recipe(folder: Path, model: Path, prompts: int = 6, **sections: dict[str, Any]) -> Path:
+    """Write rows and a recipe into `folder`; `sections` are merged into it. A random model finds a lower-case letter about every other time."""
+    rows = [{"prompt": f"Say word number {number}.", "answer": str(number)} for number in range(prompts)]
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (folder / "train.jsonl").write_text("".join(lines))
+    (folder / "eval.jsonl").write_text("".join(line.replace("word", "name") for line in lines[:3]))
+    recipe: dict[str, Any] = {
+        "data": {"train": str(folder / "train.jsonl"), "eval": str(folder / "eval.jsonl"), "max_prompt_tokens": 96},
+        "rollout": {"samples_per_prompt": 4, "max_response_tokens": 8, "max_running_samples": 16, "probe_prompts": 1},
+        "reward": {"verifiers": ["regex"], "weights": [1.0], "options": ["regex.pattern=[a-z]"], "workers": 1},
+        "train": {"steps": 6, "batch_prompts": 4, "micro_batch_tokens": 1024, "dtype": "float32", "deterministic": True, "seed": 3},
+        "optim": {"lr": 1e-3},
+        "eval": {"before": False, "after": False, "samples_per_prompt": 4},
+        "checkpoint": {"every": 1, "keep_last": 3},
+        "run": {"dir": str(folder / "runs"), "name": "run"},
+        "cluster": {"heartbeat_s": 20.0},
+    }
+    for name, settings in sections.items():
+        recipe[name] = {**recipe.get(name, {}), **settings}
+    recipe["model"] = str(model)
+    path = folder / "tiny.yaml"
+    path.write_text(yaml.safe_dump(recipe))
+    return path
+
+
+class Command:
+    """One `msrl` command in a process of its own."""
+
+    def __init__(self, *args: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+        self.mark = uuid.uuid4().hex
+        self.temporary = Path(tempfile.mkdtemp(prefix="mt", dir="/tmp"))  # short: Ray's sockets lie below
+        self.log = self.temporary.with_suffix(".out")
+        own = {MARK: self.mark, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "rlcli.app", *args],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **own, **(env or {})},
+                cwd=cwd,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text("utf-8", "replace")
+
+    def family(self) -> list[psutil.Process]:
+        """Every live process that carries this run's mark, the driver first."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return sorted(found, key=lambda process: (process.pid != self.process.pid, process.create_time()))
+
+    def member(self, words: str) -> psutil.Process:
+        """The process whose command line holds `words`."""
+        return next(process for process in self.family() if words in " ".join(_command_line(process)))
+
+    def until(self, ready: Callable[[], bool], what: str, seconds: float = 150.0) -> None:
+        """Wait for something that the run is to do; it must not have ended."""
+        deadline = time.monotonic() + seconds
+        while not ready():
+            assert self.process.poll() is None, f"the run ended with {self.process.returncode} before {what}:\n{self.output}"
+            assert time.monotonic() < deadline, f"no {what} within {seconds} s:\n{self.output}"
+            time.sleep(0.02)
+
+    def until_step(self, run: Path, step: int) -> None:
+        """Wait until a step is recorded."""
+        self.until(lambda: any(row["step"] >= step for row in steps_of(run)), f"step {step}")
+
+    def signal_group(self, number: int) -> None:
+        """As a terminal does it: to every process of the group."""
+        os.killpg(self.process.pid, number)
+
+    def wait(self, seconds: float = 150.0) -> int:
+        """The exit code."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run did not end within {seconds} s:\n{self.output}") from None
+
+    def leftovers(self, seconds: float = 20.0) -> list[str]:
+        """Processes and files that are still there so long after the end."""
+        deadline = time.monotonic() + seconds
+        while (found := self._leftovers()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return found
+
+    def _leftovers(self) -> list[str]:
+        processes = [f"process {process.pid} {' '.join(_command_line(process))[:80]}" for process in self.family()]
+        files = [str(path) for path in self.temporary.iterdir()] + [str(path) for path in Path("/dev/shm").glob(f"msrl-weights-{self.process.pid}-*")]
+        return processes + files
+
+    def clean(self) -> None:
+        """End what is left, and remove the temporary files."""
+        for process in self.family():
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        self.process.wait()
+        shutil.rmtree(self.temporary, ignore_errors=True)
+        self.log.unlink(missing_ok=True)
+
+
+@contextmanager
+def command(*args: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> Iterator[Command]:
+    """A running command; whatever happens, nothing of it outlives the block."""
+    running = Command(*args, cwd=cwd, env=env)
+    try:
+        yield running
+    finally:
+        running.clean()
+
+
+def finish(*args: str, cwd: Path | None = None, env: dict[str, str] | None = None, code: int = 0) -> str:
+    """Run a command to its end; checks the exit code and that nothing is left, and returns what it printed."""
+    with command(*args, cwd=cwd, env=env) as running:
+        assert running.wait() == code, running.output
+        assert running.leftovers() == []
+        return running.output
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """The complete rows of a jsonl file."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """The rows of finished steps, without those of evaluations."""
+    return [row for row in rows_of(run / "metrics.jsonl") if "seconds/step" in row]
+
+
+def steady(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows without what the clock decides."""
+    return [{name: value for name, value in row.items() if not name.startswith(UNSTEADY)} for row in rows]
+
+
+def samples_of(run: Path) -> list[dict[str, Any]]:
+    return rows_of(run / "samples" / "train.jsonl")
+
+
+def weights_of(folder: Path) -> dict[str, Any]:
+    """All tensors of a HF folder."""
+    from safetensors.numpy import load_file
+
+    return {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Two finished runs did the same, bit for bit: metrics of every step and evaluation, samples, and the final weights."""
+    assert steady(rows_of(one / "metrics.jsonl")) == steady(rows_of(other / "metrics.jsonl"))
+    assert samples_of(one) == samples_of(other)
+    ours, theirs = weights_of(one / "final"), weights_of(other / "final")
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name].tobytes() == theirs[name].tobytes() for name in ours)
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """Complete checkpoints, oldest first."""
+    return sorted((run / "checkpoints").glob("step-*"))
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
