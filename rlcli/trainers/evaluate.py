@@ -27,7 +27,7 @@ def evaluate(
         stop=tuple(rollout.stop),
         seed=seed,
     )
-    judged = dict(judge.groups(chosen, sampling))
+    judged = dict(judge.groups(chosen, sampling, counted=False))
     judge.read_tally()  # held-out samples are no part of a step's own numbers
     groups = [judged[place] for place in sorted(judged)]
     return evaluation.evaluate(groups), groups

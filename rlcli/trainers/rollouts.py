@@ -54,13 +54,16 @@ class Judge:
         self.tally = Tally()
         self.drawn = 0  # prompts sampled in this run: numbers every request, so that no seed is ever used twice
 
-    def groups(self, prompts: Sequence[Prompt], sampling: Sampling, stop: Callable[[], bool] | None = None) -> Iterator[tuple[int, Group]]:
+    def groups(
+        self, prompts: Sequence[Prompt], sampling: Sampling, stop: Callable[[], bool] | None = None, counted: bool = True
+    ) -> Iterator[tuple[int, Group]]:
         """Yield (place in `prompts`, group) as soon as each group is judged.
 
-        Where `stop()` becomes true, what is unfinished is aborted and left out.
+        Where `stop()` becomes true, what is unfinished is aborted and left out. Not `counted`: the requests are numbered from 0, so that
+        an evaluation has the same seeds whenever it is made, and leaves no trace in the run.
         """
-        first = self.drawn
-        self.drawn += len(prompts)
+        first = self.drawn if counted else 0
+        self.drawn += len(prompts) if counted else 0
         waiting: dict[int, Group] = {}
         requests = [Request(first + place, prompt.token_ids) for place, prompt in enumerate(prompts)]
         for key, samples in self.rollout.generate(requests, sampling, stop):
