@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -81,12 +82,16 @@ def measure(command: list[str], env: dict[str, str], log: Path) -> tuple[list[st
         memory.start()
         lines = []
         assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            print(f"  {line.rstrip()}", flush=True)
-        status = process.wait()
-        memory.done.set()
-        memory.join()
+        try:
+            for line in process.stdout:
+                lines.append(line)
+                print(f"  {line.rstrip()}", flush=True)
+            status = process.wait()
+        finally:  # also when this script is told to stop: a side ends with it
+            process.terminate()
+            process.wait()
+            memory.done.set()
+            memory.join()
     if status:
         print(log.read_text()[-3000:], file=sys.stderr)
         raise SystemExit(f"{command[0]} ended with {status}; its output is above")
@@ -161,6 +166,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="further settings of msrl, as key=value")
     args = parser.parse_args()
     args.model, args.data = args.model.resolve(), args.data.resolve()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     sides = []
     with tempfile.TemporaryDirectory(prefix="bench-dapo-") as work:
