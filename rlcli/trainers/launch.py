@@ -28,7 +28,7 @@ from rlcli.rewards.verifiers import check_names
 from rlcli.runs.environment import describe
 from rlcli.runs.folder import RunFolder
 from rlcli.trainers.saving import export_final
-from rlcli.trainers.stopping import Stopper
+from rlcli.trainers.stopping import Stopper, saying_what_is_left
 
 CACHE = "data-cache"  # below run.dir: rows that were prepared on the way
 PATHS = ("model", "data.train", "data.eval", "data.template", "dpo.reference_model", "run.dir")
@@ -151,7 +151,7 @@ def run_dapo(
     run.decode = decode = decoder(config.model)
     run.console.info(f"run folder {run.path}")
     prompts = [held_out.prompt(number) for number in range(len(held_out))] if held_out is not None else []
-    with Stopper.at_once(run), Stopper(config.run.max_minutes) as stopper, dapo_parts(config, spec, run, train, prompts, decode, stopper) as parts:
+    with saying_what_is_left(run), Stopper(config.run.max_minutes) as stopper, dapo_parts(config, spec, run, train, prompts, decode, stopper) as parts:
         trainer = DapoTrainer(config, parts)
         if checkpoint is not None:
             trainer.restore(checkpoint)

@@ -29,7 +29,7 @@ from rlcli.trainers.pair_rows import Pairs, refuse_overlap
 from rlcli.trainers.parts import Machine, spawn_trainer, train_setup
 from rlcli.trainers.reference import ReferenceCache, Scores, reference_ranks, weights_digest
 from rlcli.trainers.saving import Saver, export_final, model_identity, open_store
-from rlcli.trainers.stopping import Stopper
+from rlcli.trainers.stopping import Stopper, saying_what_is_left
 from rlcli.types import TrainRow
 
 
@@ -89,7 +89,7 @@ def run_dpo(config: DpoRecipe, spec: ModelSpec, run: RunFolder, train: Pairs, he
     tell_pairs(run, "training", train)
     tell_pairs(run, "held-out", held_out)
     run.set_total(total_steps(config, len(train)))
-    with Stopper.at_once(run), Stopper(config.run.max_minutes) as stopper, dpo_parts(config, spec, run, train, held_out, stopper) as parts:
+    with saying_what_is_left(run), Stopper(config.run.max_minutes) as stopper, dpo_parts(config, spec, run, train, held_out, stopper) as parts:
         trainer = DpoTrainer(config, parts)
         if checkpoint is not None:
             trainer.restore(checkpoint)

@@ -51,17 +51,27 @@ class Stopper:
             self._reason = "the time budget of run.max_minutes is used up"
         return self._reason
 
-    @staticmethod
-    @contextmanager
-    def at_once(run: RunFolder) -> Iterator[None]:
-        """Turn a second Ctrl-C into the message that says what there is to go on from."""
-        try:
-            yield
-        except KeyboardInterrupt:
-            newest = max((path.name for path in run.checkpoints.glob("step-*")), default=None)
-            if newest is None:
-                raise RunError("ended at once by Ctrl-C; there is no checkpoint yet, so start again") from None
-            raise StoppedEarly(f"ended at once by Ctrl-C; go on from {newest} with: msrl resume --ckpt {run.path}") from None
-
     def asked(self) -> bool:
         return self.reason is not None
+
+
+@contextmanager
+def saying_what_is_left(run: RunFolder) -> Iterator[None]:
+    """Add to a failure, and to a second Ctrl-C, what there is to go on from."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise (StoppedEarly if _newest(run) else RunError)(f"ended at once by Ctrl-C; {_way_on(run)}") from None
+    except RunError as error:
+        if "msrl resume" in str(error):
+            raise
+        raise RunError(f"{error}\n{_way_on(run)}") from error
+
+
+def _newest(run: RunFolder) -> str | None:
+    return max((path.name for path in run.checkpoints.glob("step-*")), default=None)
+
+
+def _way_on(run: RunFolder) -> str:
+    newest = _newest(run)
+    return f"go on from {newest} with: msrl resume --ckpt {run.path}" if newest else "there is no checkpoint yet: start again"

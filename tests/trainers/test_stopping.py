@@ -12,7 +12,7 @@ import pytest
 
 from rlcli.errors import RunError, StoppedEarly
 from rlcli.trainers import stopping
-from rlcli.trainers.stopping import Stopper
+from rlcli.trainers.stopping import Stopper, saying_what_is_left
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
@@ -61,9 +61,16 @@ def test_a_time_budget_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_interrupted_run_says_what_there_is_to_go_on_from(tmp_path: Path) -> None:
     run = SimpleNamespace(path=tmp_path, checkpoints=tmp_path / "checkpoints")
-    with pytest.raises(RunError, match="no checkpoint yet"), Stopper.at_once(run):
+    with pytest.raises(RunError, match="no checkpoint yet"), saying_what_is_left(run):
         raise KeyboardInterrupt
     for step in (9, 10):
         (run.checkpoints / f"step-{step:08d}").mkdir(parents=True)
-    with pytest.raises(StoppedEarly, match=f"go on from step-00000010 with: msrl resume --ckpt {tmp_path}"), Stopper.at_once(run):
+    with pytest.raises(StoppedEarly, match=f"go on from step-00000010 with: msrl resume --ckpt {tmp_path}"), saying_what_is_left(run):
         raise KeyboardInterrupt
+
+
+def test_a_failed_run_says_what_there_is_to_go_on_from(tmp_path: Path) -> None:
+    run = SimpleNamespace(path=tmp_path, checkpoints=tmp_path / "checkpoints")
+    with pytest.raises(RunError) as caught, saying_what_is_left(run):
+        raise RunError("step 3, update: train rank 0 died")
+    assert str(caught.value).splitlines() == ["step 3, update: train rank 0 died", "there is no checkpoint yet: start again"]
