@@ -16,25 +16,30 @@ from rlcli.config.load import to_dict
 from rlcli.config.schema import DpoLossConfig, DpoRecipe
 from rlcli.data.cursor import Cursor
 from rlcli.engines.base import UpdateResult
+from rlcli.engines.probe import tolerance
 from rlcli.engines.train_group import TrainGroup
 from rlcli.errors import RunError, StoppedEarly
 from rlcli.runs.environment import versions
 from rlcli.runs.folder import RunFolder
 from rlcli.trainers.clock import Clock
 from rlcli.trainers.pair_rows import Pairs
-from rlcli.trainers.reference import Scores
+from rlcli.trainers.reference import PART_PAIRS, Scores
 from rlcli.trainers.saving import MODEL, Saver, State
 from rlcli.trainers.stopping import Stopper
 from rlcli.types import TrainRow
 
-EVAL_PAIRS = 64  # held-out pairs computed at once
+EVAL_PAIRS = PART_PAIRS  # held-out pairs computed at once: packed as their reference was, so that equal weights give equal log-probs
 
 Reference = Callable[[Sequence[int], Sequence[TrainRow]], Scores]
 
 
 @dataclass
 class DpoParts:
-    """The running parts of one DPO run. Reference functions give log-probs of pairs by number; none where no loss needs them."""
+    """The running parts of one DPO run.
+
+    reference, held_out_reference: give log-probs of pairs by number; none where no loss needs them. own_reference: the reference is the
+    model that training starts from. reference_weights: a digest of the reference's weights.
+    """
 
     run: RunFolder
     trainer: TrainGroup
@@ -44,7 +49,9 @@ class DpoParts:
     held_out: Pairs | None
     reference: Reference | None
     held_out_reference: Reference | None
+    own_reference: bool
     model: dict[str, str]
+    reference_weights: str
 
 
 def make_loss(config: DpoLossConfig) -> DpoLoss:
@@ -91,7 +98,7 @@ class DpoTrainer:
             with self.clock.stage("update"):
                 numbers, result = self.update()
             self.step += 1
-            self.record(len(numbers), result)
+            self.record(numbers, result)
             if config.eval.every and self.step % config.eval.every == 0 and self.step < self.steps:
                 self.evaluate(f"after step {self.step}")
             self.save_if_due()
@@ -107,12 +114,14 @@ class DpoTrainer:
         numbers = self.cursor.take(self.batch_size())
         what = f"step {self.step + 1}, update"
         rows = self.with_reference(self.parts.pairs.rows(numbers), numbers, self.parts.reference)
-        loss = replace(self.loss, pairs=len(rows))
+        first = self.step == 0 and self.parts.own_reference
+        loss = replace(self.loss, pairs=len(rows), reference_is_current=first)
         self.parts.trainer.what = what
         if loss.needs_gather:
             rows = loss.gathered(rows, self.parts.trainer.logprobs(rows)[0])
         result = self.parts.trainer.update(rows, loss, learning_rate(self.step, self.config.optim, self.steps))
         self.check_finite(result, numbers)
+        self.check_reference(result)
         return numbers, result
 
     def batch_size(self) -> int:
@@ -128,6 +137,16 @@ class DpoTrainer:
             return rows
         scores = reference(numbers, rows)
         return [replace(row, fields={**row.fields, "ref_logprobs": pair}) for row, pair in zip(rows, scores, strict=True)]
+
+    def check_reference(self, result: UpdateResult) -> None:
+        """Before the first update policy and reference are the same weights: what was given for the reference must be near to the policy's log-probs."""
+        gap = summarise(result.metrics).get("reference_gap", 0.0)
+        limit = tolerance(0.0, self.config.train.dtype)
+        if gap > limit:
+            raise RunError(
+                f"step 1: the reference's log-probs differ from the model's own by {gap:.3g} nats a token before any update (limit {limit:g}): "
+                "delete the folders reference-* in that of the prepared data, and start again"
+            )
 
     def check_finite(self, result: UpdateResult, numbers: list[int]) -> None:
         """Count updates that were left out because something was not finite; stop where the settings say so."""
@@ -160,14 +179,16 @@ class DpoTrainer:
             logprobs += self.parts.trainer.logprobs(some)[0]
             rows += some
         measured = self.loss.measure(rows, logprobs)
+        measured["truncated_pairs"] = held_out.share_cut(range(limit))
         self.run.log_eval(self.step, measured, when)
         self.newest |= {f"eval/{name}": value for name, value in measured.items()}
         return measured
 
-    def record(self, pairs: int, result: UpdateResult) -> None:
+    def record(self, numbers: list[int], result: UpdateResult) -> None:
         seconds = self.clock.read()
         metrics = {f"update/{name}": value for name, value in summarise(result.metrics).items()}
         metrics |= {
+            "update/truncated_pairs": self.parts.pairs.share_cut(numbers),
             "update/grad_norm": result.grad_norm,
             "update/lr": result.lr,
             "update/skipped": float(result.skipped),
@@ -175,7 +196,7 @@ class DpoTrainer:
             "update/micro_batches": float(result.micro_batches),
             "update/computed_tokens": float(result.tokens),
             "rate/update_tokens_per_s": result.tokens / max(seconds["seconds/update"], 1e-9),
-            "rate/pairs_per_s": pairs / max(seconds["seconds/step"], 1e-9),
+            "rate/pairs_per_s": len(numbers) / max(seconds["seconds/step"], 1e-9),
             "memory/all_gib": tree_memory(ProcessId.own()) / 2**30,
             **seconds,
         }
@@ -209,7 +230,7 @@ class DpoTrainer:
             versions=versions(),
             layout={**asdict(self.config.parallel), "data": self.parts.trainer.data_parallel},
             model=self.parts.model,
-            data={"fingerprint": self.parts.pairs.fingerprint, "cursor": self.cursor.state()},
+            data={"fingerprint": self.parts.pairs.fingerprint, "cursor": self.cursor.state(), "reference": self.parts.reference_weights},
             metrics=self.newest,
             optimizer=self.config.checkpoint.save_optimizer,
         )

@@ -40,6 +40,8 @@ def fit(pair: Pair, config: PairsConfig) -> Pair | str:
 
 def degenerate(pair: Pair, config: PairsConfig) -> str:
     """Why a pair says nothing: nothing to compare, or nothing to train on; "" for a good one."""
+    if not len(pair.prompt):
+        return "empty_prompt"
     if not len(pair.chosen) or not len(pair.rejected):
         return "empty_answer"
     if np.array_equal(pair.chosen, pair.rejected):
@@ -61,14 +63,14 @@ class Pairs:
     source: PairSet
     config: PairsConfig
     numbers: list[int]  # of the usable ones in the data set
+    cut: frozenset[int] = frozenset()  # those of them that lost something to the length limits, as numbers in the data set
     left_out: Counter[str] = field(default_factory=Counter)
-    truncated: int = 0  # usable pairs that lost something
     fingerprint: str = ""  # of all token ids and masks, in order
 
     @classmethod
     def of(cls, source: PairSet, config: PairsConfig) -> Pairs:
         """Look at every pair once. Raises UserError where none is usable."""
-        numbers, left_out, truncated, digest = [], Counter[str](), 0, hashlib.sha256()
+        numbers, left_out, cut, digest = [], Counter[str](), set[int](), hashlib.sha256()
         for number in range(len(source)):
             pair = source.pair(number)
             fitted = fit(pair, config)
@@ -76,15 +78,20 @@ class Pairs:
                 left_out[fitted] += 1
                 continue
             numbers.append(number)
-            truncated += len(fitted.prompt) + len(fitted.chosen) + len(fitted.rejected) < len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
+            if tokens(fitted) < tokens(pair):
+                cut.add(number)
             digest.update(content(fitted, config))
         if not numbers:
             why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
             raise UserError(f"{source.folder}: none of its {len(source)} pairs can be trained on ({why}): raise data.max_tokens, or choose another data.truncation")
-        return cls(source, config, numbers, left_out, truncated, digest.hexdigest())
+        return cls(source, config, numbers, frozenset(cut), left_out, digest.hexdigest())
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def share_cut(self, numbers: Sequence[int]) -> float:
+        """Share of some pairs that lost something to the length limits."""
+        return sum(self.numbers[number] in self.cut for number in numbers) / max(len(numbers), 1)
 
     def row(self, number: int) -> TrainRow:
         fitted = fit(self.source.pair(self.numbers[number]), self.config)
@@ -95,9 +102,13 @@ class Pairs:
         return [self.row(number) for number in numbers]
 
     def contents(self) -> set[bytes]:
-        """A digest of each usable pair."""
-        fitted = (fit(self.source.pair(number), self.config) for number in self.numbers)
-        return {hashlib.sha256(content(pair, self.config)).digest() for pair in fitted if isinstance(pair, Pair)}
+        """A digest of each usable pair, limits and masks aside: of what the rows say."""
+        whole = (self.source.pair(number) for number in self.numbers)
+        return {hashlib.sha256(b"|".join(part.tobytes() for part in (pair.prompt, pair.chosen, pair.rejected))).digest() for pair in whole}
+
+
+def tokens(pair: Pair) -> int:
+    return len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
 
 
 def content(pair: Pair, config: PairsConfig) -> bytes:
