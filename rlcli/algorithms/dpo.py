@@ -16,6 +16,7 @@ from rlcli.errors import UserError
 from rlcli.types import FloatArray, TrainRow
 
 Tensor = torch.Tensor
+PER_TOKEN = ("kl", "entropy", "reference_gap")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class DpoLoss:
 
     Losses that depend on the mini-batch as a whole (`needs_gather`: aot, aot_unpaired, bco_pair, kto_pair) need one pass without gradient first:
     `gathered` takes the log-probs of all its rows and gives rows that carry what each pair must know of the others.
+
+    reference_is_current: the policy still is the reference, so all log-ratios are 0 and only their gradients count. Given log-probs of
+    the reference, which other packings may have rounded otherwise, are then only measured against the policy's (`reference_gap`).
     """
 
     losses: tuple[str, ...] = ("sigmoid",)
@@ -40,6 +44,7 @@ class DpoLoss:
     divergence: str = "reverse_kl"
     alpha: float = 0.5
     pairs: int = 1
+    reference_is_current: bool = False
 
     def __post_init__(self) -> None:
         _check(self)
@@ -60,6 +65,7 @@ class DpoLoss:
         """Sum over the micro-batch's pairs of the weighted losses and the SFT term, divided by `pairs`."""
         if self.needs_reference and "ref_logprobs" not in tokens.fields:
             raise KeyError(f"the losses {', '.join(self.losses)} need the field ref_logprobs")
+        given, tokens = tokens, self._compared(tokens)
         chosen, rejected = answers_of(tokens, self.ld_alpha)
         loss_B = self.sft_coef * _nll(chosen) if self.sft_coef else torch.zeros_like(chosen.logps)
         for name, weight in zip(self.losses, self.weights, strict=True):
@@ -72,12 +78,14 @@ class DpoLoss:
         loss = loss_B.sum() / self.pairs
         with torch.no_grad():
             sums = {"loss": loss.detach(), **self._measures(tokens, chosen, rejected)}
+            if tokens is not given:
+                sums["reference_gap"] = (given.logprobs_N - given.fields["ref_logprobs"])[_covered(given)].abs().sum()
         return LossOutput(loss, sums)
 
     def gathered(self, rows: Sequence[TrainRow], logprobs: Sequence[Sequence[FloatArray]]) -> list[TrainRow]:
         """All rows of a mini-batch, each with what its pair must know of the others, from the policy's log-probs as they are now."""
         with torch.no_grad():
-            chosen, rejected = answers_of(tokens_of(rows, logprobs), self.ld_alpha)
+            chosen, rejected = answers_of(self._compared(tokens_of(rows, logprobs)), self.ld_alpha)
             found = {_field(name): gather(self._seen(name, chosen, rejected)) for name in self.losses if (gather := RULES[name].gather)}
         out = []
         for index, row in enumerate(rows):
@@ -93,6 +101,12 @@ class DpoLoss:
         rows = self.gathered(rows, logprobs) if self.needs_gather else rows
         out = replace(self, pairs=len(rows))(tokens_of(rows, logprobs))
         return summarise({name: value.item() for name, value in out.sums.items()})
+
+    def _compared(self, tokens: Tokens) -> Tokens:
+        """The tokens with the reference that log-ratios are taken to."""
+        if not (self.reference_is_current and "ref_logprobs" in tokens.fields):
+            return tokens
+        return replace(tokens, fields={**tokens.fields, "ref_logprobs": tokens.logprobs_N.detach()})
 
     def _seen(self, name: str, chosen: Answers, rejected: Answers) -> Seen:
         """The pairs as the loss `name` looks at them: summed or a token, with or without reference, through the divergence."""
@@ -131,7 +145,7 @@ class DpoLoss:
         }
         sums = {name: values.sum() for name, values in per_pair.items()}
         sums["pairs"] = torch.full_like(sums["margin"], len(margin_B))
-        covered_N = tokens.fields["mask"] > 0 if "mask" in tokens.fields else torch.ones_like(tokens.logprobs_N, dtype=torch.bool)
+        covered_N = _covered(tokens)
         if "ref_logprobs" in tokens.fields:
             sums["kl"] = k3(tokens.logprobs_N, tokens.fields["ref_logprobs"])[covered_N].sum()
         if tokens.entropy_N is not None:
@@ -142,8 +156,8 @@ class DpoLoss:
 def summarise(metrics: Mapping[str, float]) -> dict[str, float]:
     """Readable metrics from the sums over a mini-batch.
 
-    loss as it is; kl (k3, which is the KL to the reference only in so far as the answers are typical of the policy) and entropy a token, in
-    nats; pairs as counted; everything else a mean over pairs. reward = beta x log-ratio to the reference (without one: x log-prob a token);
+    loss as it is; kl (k3, which is the KL to the reference only in so far as the answers are typical of the policy), entropy and
+    reference_gap a token, in nats; pairs as counted; everything else a mean over pairs. reward = beta x log-ratio to the reference (without one: x log-prob a token);
     accuracy: share of pairs with reward_chosen > reward_rejected, equal ones counted as half.
     """
     pairs, tokens = metrics.get("pairs", 0.0), metrics.get("tokens_chosen", 0.0) + metrics.get("tokens_rejected", 0.0)
@@ -152,7 +166,7 @@ def summarise(metrics: Mapping[str, float]) -> dict[str, float]:
         if name in ("loss", "pairs") or name.endswith("_max"):
             out[name] = float(value)
         elif pairs and tokens:
-            out[name] = float(value) / (tokens if name in ("kl", "entropy") else pairs)
+            out[name] = float(value) / (tokens if name in PER_TOKEN else pairs)
     return out
 
 
@@ -182,6 +196,11 @@ def _refuse(loss: DpoLoss, asked: bool, trait: str, setting: str) -> None:
     if deaf:
         able = [name for name, rule in RULES.items() if getattr(rule, trait)]
         raise UserError(f"{setting} has no meaning for dpo.losses {', '.join(deaf)}; it applies to {', '.join(able)}")
+
+
+def _covered(tokens: Tokens) -> Tensor:
+    """Which tokens the loss covers, [N] bool."""
+    return tokens.fields["mask"] > 0 if "mask" in tokens.fields else torch.ones_like(tokens.logprobs_N, dtype=torch.bool)
 
 
 def _length(side: Answers) -> Tensor:

@@ -109,7 +109,7 @@ def _dpo(config: DpoRecipe) -> Iterator[str]:
     if not loss.losses:
         yield "dpo.losses is empty: there is nothing to train by"
     if data.max_prompt_tokens >= data.max_tokens:
-        yield f"data.max_prompt_tokens={data.max_prompt_tokens} leaves no token for an answer in data.max_tokens={data.max_tokens}"
+        yield f"data.max_prompt_tokens={data.max_prompt_tokens} leaves no token for an answer in data.max_tokens={data.max_tokens}: lower it, or raise data.max_tokens"
     if train.micro_batch_tokens < 2 * data.max_tokens:
         yield (
             f"train.micro_batch_tokens={train.micro_batch_tokens} cannot hold the longest pair, which is never parted: "

@@ -195,7 +195,7 @@ class PairsConfig:
     max_tokens: int = setting(1024, "longest prompt and answer together, in tokens", least=2)
     max_prompt_tokens: int = setting(512, "longest prompt in tokens", least=1)
     truncation: str = setting("keep_prompt_end", "pairs that are too long: drop them, keep the prompt's end, or keep the answer's start", choices=("drop", "keep_prompt_end", "keep_answer_start"))
-    train_on: str = setting("last_answer", "what a conversation's loss covers", choices=("last_answer", "all_answers"))
+    train_on: str = setting("last_answer", "what a conversation's loss covers: its last answer, or every answer after the prompt that chosen and rejected share", choices=("last_answer", "all_answers"))
     shuffle: bool = setting(True, "shuffle the pairs anew in every epoch, from `train.seed`")
     template: Optional[str] = setting(None, "chat template: a file or a built-in name; none: the tokenizer's own")
 
