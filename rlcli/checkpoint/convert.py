@@ -146,6 +146,7 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
     total = sum(source.dtypes().values())
     each(rules, compare, "verify", job.threads, lambda stage, now, _: progress(stage, now, total))
     check_copies(written)
+    target.seal()
     return len(rules)
 
 

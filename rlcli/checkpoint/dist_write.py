@@ -50,9 +50,8 @@ class DistTarget(Target):
                 f.write(head)
                 f.seek(at + len(head) + size)
                 f.write(tail)
-                parts = self.layout.tensor if rule.order == "padded" else 1
                 region = Region(self.partial / DATA, self.dtype_of(rule), shape, at + len(head))
-                self.slots[rule.name] = [Slot(region, parts, -1 if parts > 1 else 0)]
+                self.slots[rule.name] = [Slot(region, 1, 0)]
                 length = len(head) + size + len(tail)
                 self._describe(key, shape, self.dtype_of(rule), at, length)
                 at += length
@@ -62,18 +61,6 @@ class DistTarget(Target):
                 self.described[name] = BytesStorageMetadata()
                 self.stored[MetadataIndex(name)] = _place(at, len(record))
                 at += len(record)
-
-    def put(self, rule: Rule, tensors: list[Any]) -> None:
-        """A padded vocabulary is written whole: all its shards one after another."""
-        import torch
-
-        if rule.name in self.slots and self.slots[rule.name][0].rank < 0:
-            slot = self.slots[rule.name][0]
-            extra = slot.region.shape[0] - tensors[0].shape[0]
-            whole = torch.cat([tensors[0], tensors[0].new_zeros(extra, *tensors[0].shape[1:])]) if extra else tensors[0]
-            self.writer.write(slot.region, whole)
-        else:
-            super().put(rule, tensors)
 
     def _describe(self, key: Key, shape: tuple[int, ...], dtype: str, at: int, length: int) -> None:
         import torch

@@ -46,4 +46,4 @@ class HfTarget(Target):
             return
         for source, tensor in zip(rule.sources, tensors, strict=True):
             file, start, _ = self.hf.places[source.name]
-            self.writer.write(Region(self.partial / file, FLOATS[self.hf.code[source.name]], source.shape, start), tensor)
+            self.writer.write_rows(Region(self.partial / file, FLOATS[self.hf.code[source.name]], source.shape, start), 0, tensor)

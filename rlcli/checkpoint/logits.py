@@ -117,8 +117,8 @@ def _core_attention() -> Any:
             self.scale = softmax_scale
 
         def forward(self, query: Any, key: Any, value: Any, *rest: Any, **more: Any) -> Any:
-            heads_first = (x.permute(1, 2, 0, 3) for x in (query, key, value))  # [s, b, n, d] -> [b, n, s, d]
-            out = F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=self.scale)
+            q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))  # [s, b, n, d] -> [b, n, s, d]
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
             return out.permute(2, 0, 1, 3).flatten(2)
 
     return CoreAttention

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+_BLOCK = 1 << 20  # bytes
 _PREFAULT = 22  # MADV_POPULATE_READ (Linux 5.14): one call instead of a fault for every few pages
 
 
@@ -79,6 +80,19 @@ class RegionWriter:
         stored = (stored.t() if region.transposed else stored).contiguous()
         if stored.numel():
             pwrite(self._handle(region.file), stored.reshape(-1).view(torch.uint8).numpy().data, region.start)
+
+    def write_rows(self, region: Region, row: int, tensor: torch.Tensor) -> None:
+        """Put rows into their place from row `row` of the region on, straight from where they lie in memory if dtype and layout allow."""
+        import torch
+
+        if tuple(tensor.shape[1:]) != region.shape[1:] or row + tensor.shape[0] > region.shape[0] or region.transposed:
+            raise RunError(f"{region.file}: rows of shape {list(tensor.shape)} do not fit at row {row} of {list(region.shape)}")
+        width = math.prod(region.shape[1:]) * SIZES[region.dtype]
+        step = max(_BLOCK // max(width, 1), 1) if not tensor.is_contiguous() or region.dtype != str(tensor.dtype)[6:] else max(tensor.shape[0], 1)
+        for at in range(0, tensor.shape[0], step):  # what must be gathered or converted is so in blocks: no large memory is touched afresh
+            block = tensor[at : at + step].detach().to("cpu", getattr(torch, region.dtype)).contiguous()
+            if block.numel():
+                pwrite(self._handle(region.file), block.reshape(-1).view(torch.uint8).numpy().data, region.start + (row + at) * width)
 
     def _handle(self, path: Path) -> int:
         with self._lock:

@@ -11,12 +11,13 @@ No weight is in two files (a tied head's copy apart), whatever expert and tensor
 from __future__ import annotations
 
 import json
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from rlcli.checkpoint.disk import hash_file
+from rlcli.checkpoint.disk import hash_file, write_file
 from rlcli.checkpoint.regions import SIZES, Region
 from rlcli.checkpoint.stored import Stored
 from rlcli.checkpoint.target import HF_FOLDER, Slot, Target, assets, copy_companions
@@ -71,13 +72,21 @@ class ShardedTarget(Target):
                 self.slots.setdefault(rule.name, []).append(Slot(region, parts, rank))
 
     def close(self) -> None:
-        paths = sorted(self.partial.glob("*.safetensors"))
+        copy_companions(self.spec, self.partial / HF_FOLDER)
+        self._note(self.partial, {p.name: {"bytes": p.stat().st_size} for p in sorted(self.partial.glob("*.safetensors"))})
+
+    def seal(self) -> None:
+        paths = sorted(self.folder.glob("*.safetensors"))
         with ThreadPoolExecutor(4) as pool:  # read back from the page cache
-            files = {p.name: dict(zip(("bytes", "sha256"), seen, strict=True)) for p, seen in zip(paths, pool.map(hash_file, paths), strict=True)}
+            seen = list(pool.map(hash_file, paths))
+        self._note(self.folder, {p.name: dict(zip(("bytes", "sha256"), facts, strict=True)) for p, facts in zip(paths, seen, strict=True)})
+
+    def _note(self, folder: Path, files: dict[str, dict[str, Any]]) -> None:
         sizes = {k: v for k, v in asdict(self.layout).items() if not k.endswith("_rank") and k != "chunk"}
         manifest = {"format": FORMAT, "version": VERSION, "family": self.spec.family.name, "step": self.step, "layout": sizes, "files": files}
-        (self.partial / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
-        copy_companions(self.spec, self.partial / HF_FOLDER)
+        beside = folder / f"{MANIFEST}.partial"
+        write_file(beside, (json.dumps(manifest, indent=2) + "\n").encode())
+        os.replace(beside, folder / MANIFEST)
 
 
 def is_sharded(folder: Path) -> bool:

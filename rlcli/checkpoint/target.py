@@ -14,7 +14,7 @@ from rlcli.errors import UserError
 from rlcli.models.export import COMPANIONS
 from rlcli.models.files import read_json
 from rlcli.models.layout import Layout
-from rlcli.models.rules import Rule, join
+from rlcli.models.rules import PADDING, Rule, join
 from rlcli.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -83,15 +83,26 @@ class Target:
         def read(name: str, axis: int | None, start: int, stop: int) -> torch.Tensor:
             return by_name[name] if axis is None else by_name[name].narrow(axis, start, stop - start)
 
-        made: dict[tuple[int, int], torch.Tensor] = {}
         for slot in self.slots.get(rule.name, []):
-            key = (slot.parts, slot.rank)
-            if key not in made:
-                made = {key: join(rule, slot.parts, slot.rank, read)}
-            self.writer.write(slot.region, made[key])
+            if slot.region.transposed:
+                self.writer.write(slot.region, join(rule, slot.parts, slot.rank, read))
+            else:
+                self._put_rows(rule, slot, tensors)
+
+    def _put_rows(self, rule: Rule, slot: Slot, tensors: list[torch.Tensor]) -> None:
+        """Segment by segment; padding stays the zeros that the file was made with."""
+        row = 0
+        for segment in rule.segments(slot.parts, slot.rank):
+            if segment.source != PADDING:
+                piece = tensors[segment.source].narrow(rule.axis or 0, segment.start, segment.stop - segment.start)
+                self.writer.write_rows(slot.region, row, piece)
+            row += segment.stop - segment.start if not rule.axis else 0
 
     def close(self) -> None:
         """Write what belongs beside the weights."""
+
+    def seal(self) -> None:
+        """Note checksums of what was just verified, in formats that have a place for them."""
 
     def finish(self) -> None:
         """All on disk, then the folder gets its name."""

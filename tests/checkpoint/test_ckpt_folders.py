@@ -31,7 +31,7 @@ def made(tmp_path_factory):
     root = tmp_path_factory.mktemp("made")
     hf = make_hf(root / "hf", "llama")
     for to in ("mcore", "torch_dist", "classic"):
-        convert(Conversion(hf, root / to, to, layout=Layout(tensor=2), verify=False))
+        convert(Conversion(hf, root / to, to, layout=Layout(tensor=2)))
     return root
 
 

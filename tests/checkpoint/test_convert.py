@@ -203,10 +203,10 @@ def test_what_stands_in_the_way(folders, tmp_path, monkeypatch):
 def test_an_error_on_the_way_leaves_nothing(folders, tmp_path, monkeypatch):
     from rlcli.checkpoint.regions import RegionWriter
 
-    def full(self, region, tensor):
+    def full(self, region, row, tensor):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(RegionWriter, "write", full)
+    monkeypatch.setattr(RegionWriter, "write_rows", full)
     with pytest.raises(OSError, match="No space left"):
         convert(Conversion(folders["llama"], tmp_path / "out", "mcore"))
     assert list(tmp_path.iterdir()) == []
@@ -216,17 +216,17 @@ def test_an_error_on_the_way_leaves_nothing(folders, tmp_path, monkeypatch):
 def test_verification_finds_one_wrong_bit(to, folders, tmp_path, monkeypatch):
     from rlcli.checkpoint.regions import RegionWriter
 
-    write = RegionWriter.write
+    write = RegionWriter.write_rows
 
-    def flip(self, region, tensor):
+    def flip(self, region, row, tensor):
         if tuple(tensor.shape) == (32,) and not flipped:
             flipped.append(region)
             tensor = tensor.clone()
             tensor.view(torch.int16)[5] ^= 1
-        write(self, region, tensor)
+        write(self, region, row, tensor)
 
     flipped: list = []
-    monkeypatch.setattr(RegionWriter, "write", flip)
+    monkeypatch.setattr(RegionWriter, "write_rows", flip)
     with pytest.raises((RunError, UserError), match=r"is not what|differs between"):
         convert(Conversion(folders["llama"], tmp_path / "out", to, layout=Layout(tensor=2), threads=1))
     assert flipped
