@@ -47,7 +47,8 @@ def group(number: int) -> list[Item]:
 
 
 def rate(seconds: float, groups: Iterator[list[Item]], judge: Callable[[list[list[Item]]], int]) -> float:
-    """Verdicts a second over at least so many seconds."""
+    """Verdicts a second over at least so many seconds, after one round that is not measured."""
+    judge([next(groups) for _ in range(16)])
     done, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         done += judge([next(groups) for _ in range(16)])
@@ -59,7 +60,8 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=5.0)
     args = parser.parse_args()
-    print(f"{SAMPLES} responses a prompt, {len(group(0)[0].text)} characters each; {args.workers} workers, {len(os.sched_getaffinity(0))} cores")
+    cores = f"{len(os.sched_getaffinity(0))} cores, load of the last minute {os.getloadavg()[0]:.1f}"
+    print(f"{SAMPLES} responses a prompt, {len(group(0)[0].text)} characters each; {args.workers} workers, {cores}")
     print(f"{'verifier':10}{'in process':>14}{'pool':>14}{'ratio':>8}{'target':>8}")
     ratio = 0.0
     for name, target in TARGETS.items():
