@@ -51,6 +51,7 @@ MEANINGS: dict[str, str] = {
     "update/grad_norm": "norm of the whole gradient before clipping",
     "update/lr": "learning rate",
     "update/updates": "optimizer updates made",
+    "update/empty": "updates left out because no token counted in the loss",
     "update/skipped": "updates left out because something was not finite",
     "update/skipped_in_all": "the same since the start of the run",
     "update/computed_tokens": "tokens computed forward and backward, prompts and answers",

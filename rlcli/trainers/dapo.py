@@ -228,7 +228,8 @@ class DapoTrainer:
         self.skipped_in_row, self.skipped_in_all = loop["skipped_in_row"], loop["skipped_in_all"]
         parts.judge.drawn = loop["drawn"]
         parts.sampler.restore(*read_state(checkpoint.path, "sampler"))
-        parts.cursor = Cursor.restore(checkpoint.manifest.data["cursor"], parts.cursor.n_rows)
+        if checkpoint.manifest.data["fingerprint"] == parts.data:  # else other data, from its beginning
+            parts.cursor = Cursor.restore(checkpoint.manifest.data["cursor"], parts.cursor.n_rows)
 
 
 def step_metrics(collected: Collected, results: Sequence[UpdateResult], config: DapoRecipe) -> dict[str, float]:
@@ -241,10 +242,13 @@ def step_metrics(collected: Collected, results: Sequence[UpdateResult], config: 
     for name in sorted({name for summary in per_update for name in summary}):
         values = [summary[name] for summary in per_update if name in summary]
         metrics[f"update/{name}"] = float(np.max(values) if name.endswith("_max") else np.mean(values))
+    norms = [result.grad_norm for result in results if not result.empty]
+    if norms:
+        metrics["update/grad_norm"] = float(np.mean(norms))
     if results:
-        metrics["update/grad_norm"] = float(np.mean([result.grad_norm for result in results]))
         metrics["update/lr"] = results[-1].lr
-    metrics["update/updates"] = float(sum(not result.skipped for result in results))
+    metrics["update/updates"] = float(sum(not (result.skipped or result.empty) for result in results))
+    metrics["update/empty"] = float(sum(result.empty for result in results))
     metrics["update/skipped"] = float(sum(result.skipped for result in results))
     metrics["update/micro_batches"] = float(sum(result.micro_batches for result in results))
     return metrics

@@ -12,7 +12,7 @@ from rlcli.errors import UserError
 from rlcli.runs.environment import describe
 from rlcli.runs.folder import RunFolder
 from rlcli.trainers.dpo import total_steps
-from rlcli.trainers.launch import check_dapo, open_prompts, run_dapo, tell_data
+from rlcli.trainers.launch import anchored, check_dapo, open_prompts, run_dapo, tell_data
 from rlcli.trainers.launch_dpo import check_dpo, open_all, reference_identity, run_dpo
 from rlcli.trainers.saving import MODEL, model_identity, require_same
 
@@ -43,6 +43,7 @@ def resume(path: Path, overrides: list[str], allow_data_change: bool = False) ->
     if not manifest.optimizer:
         raise UserError(f"{checkpoint.path}: was saved with checkpoint.save_optimizer=false: it holds weights only, which a new run can start from after `msrl ckpt convert`")
     loaded = from_dict(manifest.kind, manifest.config, overrides)
+    loaded.config = anchored(loaded.config)
     refuse_unsafe(from_dict(manifest.kind, manifest.config), loaded, allow_data_change)
     folder = run_folder_of(checkpoint)
     exported = folder is None or (folder / "final").is_dir()  # else it was ended while it wrote the model
