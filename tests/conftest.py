@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -73,6 +74,14 @@ def demo_data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo-data")
     load_script("make_demo_data").make(folder, train=320, test=64, seed=1)
     return folder
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, tiny_model_factory: Callable[..., Path]) -> Any:
+    """A finished run of `msrl train dapo` on a tiny model (`whole_runs.Finished`), that others are compared with. Read only."""
+    from whole_runs import run_undisturbed
+
+    return run_undisturbed(tmp_path_factory.mktemp("undisturbed"), tiny_model_factory("qwen2"))
 
 
 def _lacks_cuda() -> str | None:

@@ -23,6 +23,7 @@ from rlcli.engines.rollout_setup import BYTES, RolloutSetup, rollout_setup
 from rlcli.engines.train import TrainSetup
 from rlcli.engines.train_group import TrainGroup
 from rlcli.engines.weights import SharedMemoryTransport
+from rlcli.errors import StoppedEarly
 from rlcli.models.spec import ModelSpec
 from rlcli.platforms import allocator
 from rlcli.platforms.base import Platform, pick
@@ -218,7 +219,12 @@ def make_sampler(config: DapoRecipe, parts: DapoParts, train: PromptSet) -> Samp
         return [train.prompt(number) for number in parts.cursor.take(count)]
 
     def generate(prompts: list[Prompt]) -> Iterator[tuple[int, Group]]:
-        return parts.judge.groups(prompts, sampling)
+        if config.train.deterministic:  # a step that was cut in two would not be the same: it is finished before a stop
+            yield from parts.judge.groups(prompts, sampling)
+            return
+        yield from parts.judge.groups(prompts, sampling, parts.stopper.asked)
+        if parts.stopper.reason is not None:
+            raise StoppedEarly(parts.stopper.reason)
 
     return Sampler(config.sampling, config.train.batch_prompts, config.rollout.samples_per_prompt, take, generate, parts.run.console.warn)
 

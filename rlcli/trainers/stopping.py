@@ -42,7 +42,7 @@ class Stopper:
             return
         self._reason, self._heard_at = f"signal {name}", now
         # Not by print: the signal may have come in the middle of one.
-        os.write(2, f"\n{name}: the run saves and stops at the end of this step; Ctrl-C{' again' * (number == signal.SIGINT)} ends it at once\n".encode())
+        os.write(2, f"\n{name}: the run saves and stops at the next safe point; Ctrl-C{' again' * (number == signal.SIGINT)} ends it at once\n".encode())
 
     @property
     def reason(self) -> str | None:

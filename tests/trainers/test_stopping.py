@@ -21,7 +21,7 @@ def test_a_signal_asks_to_stop_and_says_what_happens_next(number: signal.Signals
         assert not stopper.asked()
         os.kill(os.getpid(), number)
         assert stopper.reason == f"signal {number.name}"
-    assert f"{number.name}: the run saves and stops at the end of this step" in capfd.readouterr().err
+    assert f"{number.name}: the run saves and stops at the next safe point" in capfd.readouterr().err
 
 
 def test_a_second_ctrl_c_interrupts_but_its_echo_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
