@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from rlcli.config.schema import OptimConfig
 
@@ -91,6 +90,8 @@ class Trainer:
         )
         self.optimizer = get_megatron_optimizer(config, [self.model])
         self.reset_decay()
+        if self.model.dp_cp_group.size() == 1:
+            leave_out_collectives(self.model)
 
     def reset_decay(self) -> None:
         """Set each group's decay from the settings: after a start, and after a load, which brings what the checkpoint had."""
@@ -116,6 +117,16 @@ class Trainer:
             raise ValueError(f"gradient norm {norm}: nothing can be learnt from it")
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        if self.clip > 0:
-            clip_grad_by_total_norm_fp32(self.optimizer.chained_optimizers[0].get_parameters(), self.clip, norm)
+        coefficient = self.clip / (norm + 1e-6) if self.clip > 0 else 1.0
+        if coefficient < 1:
+            torch._foreach_mul_([param.grad for param in self.optimizer.chained_optimizers[0].get_parameters()], coefficient)
         self.optimizer.step_with_ready_grads()
+
+
+def leave_out_collectives(model: DistributedDataParallel) -> None:
+    """Without a second data parallel rank nothing is to be exchanged, but gloo would still copy all gradients and weights several times."""
+    for bucket_group in model.bucket_groups:
+        bucket_group.start_grad_sync = bucket_group.start_param_sync = nothing
+
+
+def nothing(*args: Any, **kwargs: Any) -> None: ...
