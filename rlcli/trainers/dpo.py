@@ -244,4 +244,5 @@ class DpoTrainer:
         self.parts.trainer.load(checkpoint.path / MODEL)
         loop, _ = read_state(checkpoint.path, "loop")
         self.step, self.skipped_in_row, self.skipped_in_all = loop["step"], loop["skipped_in_row"], loop["skipped_in_all"]
-        self.cursor = Cursor.restore(checkpoint.manifest.data["cursor"], len(self.parts.pairs))
+        if checkpoint.manifest.data["fingerprint"] == self.parts.pairs.fingerprint:  # else other data, from its beginning
+            self.cursor = Cursor.restore(checkpoint.manifest.data["cursor"], len(self.parts.pairs))
