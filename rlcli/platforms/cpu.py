@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import resource
@@ -63,7 +62,6 @@ class CpuPlatform:
         }
         if role == "rollout":
             variables |= self._rollout_env(threads)
-            preload = ":".join(part for part in (preload, _torch_openmp()) if part)
         if preload:
             variables["LD_PRELOAD"] = preload
         return variables
@@ -116,13 +114,6 @@ class CpuPlatform:
             Probe("allocator", found.path is not None, found.note if found.path else f"{found.note}: install tcmalloc (libtcmalloc-minimal4) for speed"),
             Probe("shared memory", free > 1 << 30, f"/dev/shm has {free / 2**30:.1f} GiB free; weight sync needs twice the model's size"),
         ]
-
-
-def _torch_openmp() -> str:
-    """torch's own OpenMP library: preloaded, so that vLLM's kernels use it too. Two runtimes in one process are two sets of threads on the same cores."""
-    torch = importlib.util.find_spec("torch")
-    folders = [Path(place) / "lib" for place in (torch.submodule_search_locations or [])] if torch else []
-    return next((str(file) for folder in folders for file in sorted(folder.glob("libgomp*.so*"))), "")
 
 
 def _meminfo(key: str) -> int:
