@@ -6,6 +6,7 @@ that a computation that was broken off goes on where it stopped.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -126,7 +127,8 @@ class ReferenceCache:
                 os.fsync(stream.fileno())
             beside.replace(self._file(part))
         except OSError as error:
-            beside.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                beside.unlink()
             raise RunError(f"reference log-probs cannot be written to {self.folder}: {error.strerror}; use dpo.reference=live, or a data folder that can be written") from error
 
     def _part(self, part: int) -> tuple[FloatArray, Any]:
