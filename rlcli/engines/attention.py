@@ -23,6 +23,7 @@ Tensor = torch.Tensor
 
 SHORT = 512  # tokens up to which a segment's own [L, L] mask is worth its memory
 ALIKE = 0.8  # segments share a batch if the shortest has at least this share of the longest one's tokens
+DENSE = 256  # tokens up to which whole scores are made on a CPU: plain matrix products, which beat torch's fused kernel there
 BATCH_TOKENS = 8192  # padded tokens of a batch of short segments, which bounds the memory of its masks
 BLOCK = 512  # queries of a long response that are taken at once
 
@@ -161,6 +162,9 @@ def attend(q_KTRD: Tensor, k_KTD: Tensor, v_KTD: Tensor, how: Plan, scale: float
 def attend_batch(q: Tensor, k: Tensor, v: Tensor, part: Batch, scale: float) -> Tensor:
     """Short segments in one call; the R query heads of a token are taken as further queries of their key-value head."""
     heads, _, ratio, size = q.shape
+    if q.device.type == "cpu" and part.length <= DENSE:
+        flat = (x.reshape(heads * part.rows, -1, size) for x in (q, k, v))
+        return DenseAttention.apply(*flat, part.mask[:, 0], scale).view(heads, -1, ratio, size).transpose(0, 1).flatten(1)
     q = q.reshape(heads, part.rows, part.length * ratio, size).transpose(0, 1)
     k, v = (x.unflatten(1, (part.rows, part.length)).transpose(0, 1) for x in (k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, scale=scale)  # [B, K, L * R, D]
@@ -182,6 +186,28 @@ def attend_long(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> 
         out.append(F.scaled_dot_product_attention(q[:, :, start:stop], keys, values, attn_mask=mask, scale=scale))
     joined = torch.cat(out, dim=2)  # [K, R, T, D]
     return joined.permute(2, 0, 1, 3).reshape(joined.shape[2], -1)
+
+
+class DenseAttention(torch.autograd.Function):
+    """softmax(q k' scale + mask) v for q [K * B, L * R, D] and k, v [K * B, L, D]; mask [B or 1, L * R, L]."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+        scores = torch.bmm(q, k.transpose(1, 2))
+        by_segment = scores.view(-1, *mask.shape)
+        torch.add(mask, by_segment, alpha=scale, out=by_segment)
+        weights = torch.softmax(scores, -1)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.scale = scale
+        return torch.bmm(weights, v)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, weights = ctx.saved_tensors
+        grad_v = torch.bmm(weights.transpose(1, 2), grads[0])
+        grad = torch.bmm(grads[0], v.transpose(1, 2))
+        grad = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
+        return torch.bmm(grad, k).mul_(ctx.scale), torch.bmm(grad.transpose(1, 2), q).mul_(ctx.scale), grad_v, None, None
 
 
 class Reorder(torch.autograd.Function):

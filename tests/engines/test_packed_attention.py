@@ -45,9 +45,11 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor,
     return torch.einsum("krts,ksd->tkrd", weights, v).flatten(1)
 
 
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "fused"])
 @pytest.mark.parametrize("name", CASES)
-def test_equals_a_plain_softmax(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equals_a_plain_softmax(name: str, dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs and the gradients of queries, keys and values."""
+    monkeypatch.setattr(attention, "DENSE", 40 if dense else 0)
     monkeypatch.setattr(attention, "SHORT", 40)
     monkeypatch.setattr(attention, "BLOCK", 32)
     shapes = CASES[name]
