@@ -60,7 +60,7 @@ class Conflict:
 
 
 class Duplicates:
-    """Remembers every row by 16-byte hashes: some 400 bytes a distinct row, whatever its length.
+    """Remembers every row by 16-byte hashes: some 500 bytes a distinct row, whatever its length.
 
     Rows with the same prompt and another answer are not repetitions: they are kept apart, and reported as conflicts.
     For pairs another pair of answers to the same prompt is simply another row.
@@ -71,7 +71,7 @@ class Duplicates:
         self._exact: set[bytes] = set()
         self._prompts: set[bytes] = set()
         self._near: set[bytes] = set()
-        self._first: dict[bytes, tuple[int, int]] = {}  # prompt -> where its first row stands
+        self._first: dict[bytes, int] = {}  # prompt -> where its first row stands, as one number to save memory
         self.conflicts: dict[bytes, list[tuple[int, int]]] = {}  # prompt -> rows, the first one included
 
     @property
@@ -91,13 +91,14 @@ class Duplicates:
         if exact in self._exact:
             return "exact_duplicate"
         self._exact.add(exact)
-        self._prompts.add(digest(prompt))
-        plain = normal(prompt)
-        near = digest(f"{plain}\x1c{normal(answer)}")
+        key = digest(prompt)
+        self._prompts.add(key)
+        plain, plain_answer = normal(prompt), normal(answer)
+        near = exact if (plain, plain_answer) == (prompt, answer) else digest(f"{plain}\x1c{plain_answer}")
         if near in self._near:
             return "near_duplicate"
         self._near.add(near)
-        self._note(digest(plain), (row.file, row.number))
+        self._note(key if plain == prompt else digest(plain), row)
         return None
 
     @staticmethod
@@ -105,10 +106,11 @@ class Duplicates:
         """What stands for a row's prompt in `conflicts`."""
         return digest(normal(prompt_text(row)))
 
-    def _note(self, prompt: bytes, place: tuple[int, int]) -> None:
-        first = self._first.setdefault(prompt, place)
-        if first is not place and self._kind == "prompts":
-            self.conflicts.setdefault(prompt, [first]).append(place)
+    def _note(self, prompt: bytes, row: Row) -> None:
+        first = self._first.setdefault(prompt, row.file << 48 | row.number)
+        place = (row.file, row.number)
+        if self._kind == "prompts" and (first_place := (first >> 48, first & (1 << 48) - 1)) != place:
+            self.conflicts.setdefault(prompt, [first_place]).append(place)
 
 
 def question(row: Row) -> str:
