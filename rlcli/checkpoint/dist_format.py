@@ -82,8 +82,8 @@ def keys_of(rule: Rule, spec: ModelSpec) -> list[Key]:
     if not layer:
         return [Key(name)]
     plain = layer.group(2)
-    fused = {**_FUSED, **_MLA_FUSED}.get(plain)
     mla = bool(spec.transformer.get("multi_latent_attention"))
+    fused = {**_FUSED, **(_MLA_FUSED if mla else {})}.get(plain)
     names = [plain] if fused is None else [plain, fused] if mla else [fused, plain]
     number = int(layer.group(1))
     each = [Key(f"decoder.layers.{number}.{n}", index, counts) for n in names]

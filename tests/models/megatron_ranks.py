@@ -1,6 +1,6 @@
 """Run by test_megatron.py in processes of its own: builds Megatron models of HF folders at a layout, loads them, and writes what it finds.
 
-    python megatron_ranks.py RANK WORLD STORE JOBS.json      a job: {folder, tensor, pipeline, expert, logits?, export?}
+    python megatron_ranks.py RANK WORLD STORE JOBS.json      a job: {folder, tensor, pipeline, expert, logits?, export?, save?, load?}
 """
 
 import json
@@ -17,8 +17,8 @@ from rlcli.platforms import megatron_cpu
 megatron_cpu.install()
 warnings.filterwarnings("ignore")
 
+from megatron.core import dist_checkpointing, tensor_parallel  # noqa: E402
 from megatron.core import parallel_state as ps  # noqa: E402
-from megatron.core import tensor_parallel  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.transformer.transformer_config import MLATransformerConfig, TransformerConfig  # noqa: E402
@@ -61,7 +61,16 @@ def run(job: dict[str, Any]) -> None:
     )
     spec = read_model(job["folder"])
     model = build(spec, layout)
-    load_hf(model, spec, layout)
+    if "load" in job:
+        with torch.no_grad():
+            model.load_state_dict(dist_checkpointing.load({"model": model.sharded_state_dict()}, job["load"])["model"])
+    else:
+        load_hf(model, spec, layout)
+    if "save" in job:
+        if dist.get_rank() == 0:
+            Path(job["save"]).mkdir()
+        dist.barrier()
+        dist_checkpointing.save({"model": model.sharded_state_dict(), "iteration": 3}, job["save"])
     if "logits" in job:
         positions = torch.arange(IDS.shape[1]).expand_as(IDS)
         with torch.no_grad():
