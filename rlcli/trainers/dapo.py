@@ -38,7 +38,7 @@ class DapoTrainer:
         self.version = 0
         self.skipped_in_row = 0
         self.skipped_in_all = 0
-        self.newest: dict[str, float] = {}  # the last step's and evaluation's metrics
+        self.newest: dict[str, float] = {}  # the last step's metrics, and those of an evaluation after it
 
     def train(self) -> dict[str, float]:
         """All steps that are left; returns the last evaluation. Raises StoppedEarly after saving what resumes."""
@@ -153,7 +153,7 @@ class DapoTrainer:
         metrics["update/skipped_in_all"] = float(self.skipped_in_all)
         metrics |= rates(metrics, collected, results, seconds)
         self.run.log_step(self.step, metrics)
-        self.newest |= metrics
+        self.newest = dict(metrics)  # an evaluation counts for the checkpoint of its own step alone
         self.run.log_samples(self.step, collected.groups)
         self.warn_unjudged(metrics)
 

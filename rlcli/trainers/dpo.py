@@ -201,7 +201,7 @@ class DpoTrainer:
             **seconds,
         }
         self.run.log_step(self.step, metrics)
-        self.newest |= metrics
+        self.newest = dict(metrics)  # an evaluation counts for the checkpoint of its own step alone
 
     def save_if_due(self) -> None:
         every = self.config.checkpoint.every
