@@ -99,10 +99,11 @@ class RolloutPool:
     def _deal(self, waiting: Iterator[Request], loads: dict[int, int], sampling: Sampling) -> Iterator[tuple[Request, int]]:
         """The next prompts and the least loaded engine for each, as long as that has less than two batches before it."""
         most = most_prompts(self.setup, sampling.samples)
-        while (number := min(loads, key=lambda engine: loads[engine])) is not None and loads[number] < most:
+        while min(loads.values()) < most:
             request = next(waiting, None)
             if request is None:
                 return
+            number = min(loads, key=lambda engine: loads[engine])
             loads[number] += 1
             yield request, number
 
