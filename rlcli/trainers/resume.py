@@ -63,7 +63,8 @@ def run_folder_of(checkpoint: Checkpoint) -> Path | None:
 def refuse_unsafe(saved: Loaded, loaded: Loaded, allow_data_change: bool) -> None:
     """Raise UserError for overrides that would make the saved state mean something else."""
     for key in FIXED:
-        if not hasattr(getattr(loaded.config, key.split(".")[0]), key.split(".")[-1]) and "." in key:
+        section, _, name = key.partition(".")
+        if name and not hasattr(getattr(loaded.config, section, None), name):
             continue  # of the other kind of recipe
         old, new = get(saved.config, key), get(loaded.config, key)
         if old != new and key not in MOVABLE and not (allow_data_change and key.startswith("data.")):
@@ -101,7 +102,7 @@ def resume_dpo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allo
     if not allow_data_change:
         require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], train.fingerprint, DATA_REMEDY)
     where = folder or checkpoint.path
-    if checkpoint.step >= total_steps(config, len(train)) and (where / "final").is_dir():
+    if checkpoint.step >= total_steps(config, len(train)) and (folder is None or (folder / "final").is_dir()):
         print(f"{where}: finished, all {checkpoint.step} steps are done; to go on, give more: msrl resume --ckpt {where} train.epochs=N")
         return where
     if saved := checkpoint.manifest.data.get("reference"):
