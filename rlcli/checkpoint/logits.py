@@ -33,7 +33,8 @@ def compare(first: Path, second: Path, model: Path | None = None, extend: bool |
         outs = []
         for i, folder in enumerate((first, second)):
             out = Path(scratch) / f"{i}.pt"
-            command = [sys.executable, "-m", "rlcli.checkpoint.logits", str(folder), str(out), str(model or ""), "" if extend is None else str(int(extend))]
+            words = [str(folder.resolve()), str(out), str(model.resolve() if model else ""), "" if extend is None else str(int(extend))]
+            command = [sys.executable, "-m", "rlcli.checkpoint.logits", *words]
             run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).resolve().parents[2])
             if run.returncode:
                 raise RunError(f"{folder}: logits could not be computed: {(run.stderr.strip().splitlines() or ['no message'])[-1]}")

@@ -230,3 +230,22 @@ def test_verification_finds_one_wrong_bit(to, folders, tmp_path, monkeypatch):
     with pytest.raises((RunError, UserError), match=r"is not what|differs between"):
         convert(Conversion(folders["llama"], tmp_path / "out", to, layout=Layout(tensor=2), threads=1))
     assert flipped
+
+
+def test_a_run_checkpoint_converts(folders, tmp_path):
+    """A run's newest good checkpoint: its weights are a distributed checkpoint, its manifest names the model's folder."""
+    from rlcli.checkpoint.inspect import inspect, verify_folder
+    from rlcli.checkpoint.manifest import Manifest
+    from rlcli.checkpoint.store import Store
+
+    with Store(tmp_path / "run" / "checkpoints") as store:
+        partial = store.begin(12)
+        convert(Conversion(folders["qwen3"], partial / "model", "torch_dist"))
+        shutil.rmtree(partial / "model" / "hf")  # a run's checkpoint has none
+        store.finish(12, Manifest(kind="dapo", step=12, config={"model": str(folders["qwen3"])}))
+    convert(Conversion(tmp_path / "run", tmp_path / "hf", "hf"))
+    assert read_safetensors(tmp_path / "hf") == read_safetensors(folders["qwen3"])
+    lines = dict(inspect(tmp_path / "run"))
+    assert (lines["format"], lines["step"]) == ("run", "12")
+    assert "files, not checked here" in lines["checksums"]
+    assert verify_folder(tmp_path / "run")[1].startswith("checksums of")
