@@ -25,13 +25,14 @@ import psutil
 import yaml
 
 MARK = "MSRL_TEST_MARK"
+SCREENS = "MSRL_TEST_SCREENS"  # names a folder that keeps what each command printed
 ROOT = Path(__file__).resolve().parent.parent
 # Of a step, what the clock and the neighbours decide.
 UNSTEADY = ("time", "seconds/", "rate/", "memory/")
 
 
 def tiny_recipe(folder: Path, model: Path, prompts: int = 6, **sections: dict[str, Any]) -> Path:
-    """Write rows and a recipe into `folder`; `sections` are merged into it. A random model finds a lower-case letter about every other time."""
+    """Write rows and a recipe into `folder`; `sections` are merged into it. A random model finds one of eight letters about every fifth time."""
     rows = [{"prompt": f"Say word number {number}.", "answer": str(number)} for number in range(prompts)]
     lines = [json.dumps(row) + "\n" for row in rows]
     (folder / "train.jsonl").write_text("".join(lines))
@@ -39,9 +40,9 @@ def tiny_recipe(folder: Path, model: Path, prompts: int = 6, **sections: dict[st
     recipe: dict[str, Any] = {
         "data": {"train": str(folder / "train.jsonl"), "eval": str(folder / "eval.jsonl"), "max_prompt_tokens": 96},
         "rollout": {"samples_per_prompt": 4, "max_response_tokens": 8, "max_running_samples": 16, "probe_prompts": 1},
-        "reward": {"verifiers": ["regex"], "weights": [1.0], "options": ["regex.pattern=[a-z]"], "workers": 1},
+        "reward": {"verifiers": ["regex"], "weights": [1.0], "options": ["regex.pattern=[a-h]"], "workers": 1},
         "train": {"steps": 6, "batch_prompts": 4, "micro_batch_tokens": 1024, "dtype": "float32", "deterministic": True, "seed": 3},
-        "optim": {"lr": 1e-3},
+        "optim": {"lr": 2e-4},
         "eval": {"before": False, "after": False, "samples_per_prompt": 4},
         "checkpoint": {"every": 1, "keep_last": 3},
         "run": {"dir": str(folder / "runs"), "name": "run"},
@@ -136,6 +137,10 @@ class Command:
             except psutil.NoSuchProcess:
                 continue
         self.process.wait()
+        if screens := os.environ.get(SCREENS):
+            test = os.environ.get("PYTEST_CURRENT_TEST", "run").split("::")[-1].split(" ")[0]
+            Path(screens).mkdir(parents=True, exist_ok=True)
+            shutil.copy(self.log, Path(screens) / f"{test}-{self.mark[:6]}.txt")
         shutil.rmtree(self.temporary, ignore_errors=True)
         self.log.unlink(missing_ok=True)
 

@@ -28,6 +28,8 @@ class Store:
     def save(self, model: Any, trainer: Trainer, folder: Path, asynchronous: bool, optimizer: bool) -> None:
         """Write into `folder`, which exists and is empty. asynchronous: a forked process writes what stood in memory at the time of the call."""
         self.finished(wait=True)
+        if optimizer:
+            begin_moments(trainer)
         state = sharded_state(model, trainer, loading=False, optimizer=optimizer)
         request = dist_checkpointing.save(state, str(folder), async_sharded_save=asynchronous)
         if asynchronous:
@@ -58,6 +60,16 @@ class Store:
         if self.writing is not None:
             self.writing.close()
             self.writing = None
+
+
+def begin_moments(trainer: Trainer) -> None:
+    """Give parameters that were never updated the moments that their first update begins with: Megatron saves only what is there."""
+    for part in trainer.optimizer.chained_optimizers:
+        for group in part.optimizer.param_groups:
+            group.setdefault("step", 0)
+            for param in group["params"]:
+                if not part.optimizer.state[param]:
+                    part.optimizer.state[param].update(exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
 
 
 def sharded_state(model: Any, trainer: Trainer, loading: bool, optimizer: bool) -> dict[str, Any]:

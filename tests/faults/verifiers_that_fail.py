@@ -20,4 +20,4 @@ def moody(text: str, truth: str, extra: dict[str, Any]) -> float:
 
 def boundless(text: str, truth: str, extra: dict[str, Any]) -> float:
     """Finite scores whose mean is not: advantages, loss and gradient come out as NaN."""
-    return 1.7e308 if any("a" <= letter <= "z" for letter in text) else -1.7e308
+    return 1.7e308 if any("a" <= letter <= "h" for letter in text) else -1.7e308
