@@ -17,6 +17,7 @@ from rlcli.cluster.processes import ProcessId
 
 RECORD = "processes.json"
 FOLDERS = "folders.json"  # elsewhere, that go with the run
+DYING_S = 5.0
 GRACE_S = 1.0  # for those that end by themselves, so that they can flush their logs
 
 
@@ -41,8 +42,12 @@ def end_family(folder: Path) -> None:
         others = [Path(name) for name in json.loads((folder / FOLDERS).read_text())]
     except (OSError, ValueError, TypeError):
         others = []
-    for member in {member for process in known for member in process.tree()}:
+    family = {member for process in known for member in process.tree()}
+    for member in family:
         member.kill()
+    deadline = time.monotonic() + DYING_S  # what still dies may still write into the folders
+    while any(member.alive() for member in family) and time.monotonic() < deadline:
+        time.sleep(0.02)
     for path in [*others, folder]:
         shutil.rmtree(path, ignore_errors=True)
 
