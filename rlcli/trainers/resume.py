@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -68,7 +69,8 @@ def refuse_unsafe(saved: Loaded, loaded: Loaded, allow_data_change: bool) -> Non
             continue  # of the other kind of recipe
         old, new = get(saved.config, key), get(loaded.config, key)
         if old != new and key not in MOVABLE and not (allow_data_change and key.startswith("data.")):
-            raise UserError(f"{key}={new} cannot be changed when resuming (the checkpoint was made with {old}): start a new run from the trained weights instead")
+            was, now = (json.dumps(value) if value is None or isinstance(value, bool) else value for value in (old, new))  # as a recipe writes it
+            raise UserError(f"{key}={now} cannot be changed when resuming (the checkpoint was made with {was}): start a new run from the trained weights instead")
 
 
 def open_run(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, environment: dict[str, object]) -> RunFolder:
