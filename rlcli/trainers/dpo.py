@@ -231,7 +231,7 @@ class DpoTrainer:
             layout={**asdict(self.config.parallel), "data": self.parts.trainer.data_parallel},
             model=self.parts.model,
             data={"fingerprint": self.parts.pairs.fingerprint, "cursor": self.cursor.state(), "reference": self.parts.reference_weights},
-            metrics=self.newest,
+            metrics=dict(self.newest),  # a copy: the manifest may be written while later steps go on
             optimizer=self.config.checkpoint.save_optimizer,
         )
 
