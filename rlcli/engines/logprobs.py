@@ -16,6 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlcli.engines import grads
+
 Tensor = torch.Tensor
 
 BLOCK_ELEMENTS = 1 << 20  # logits that are worked on at once, so that the passes over them stay in the cache
@@ -70,22 +72,22 @@ class HeadLogprobs(torch.autograd.Function):
         entropy_N = lse_N - mean_N
         ctx.save_for_backward(hidden_NH, weight_VH, local_N, lse_N, entropy_N)
         ctx.settings = temperature, chunk, entropy_grad, rows, group
-        ctx.main_grad = getattr(weight_VH, "main_grad", None)
+        ctx.param = weight_VH if hasattr(weight_VH, "main_grad") else None  # autograd hands back copies without attributes
         if not entropy_grad:
             ctx.mark_non_differentiable(entropy_N)
         return target_N - lse_N, entropy_N
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, local_N, lse_N, entropy_N = ctx.saved_tensors
         temperature, chunk, entropy_grad, rows, group = ctx.settings
         weight = weight_VH[:rows]
         grad_hidden_NH = torch.empty_like(hidden_NH)
-        total = WeightGrad(weight_VH, ctx.main_grad, rows)
+        total = WeightGrad(weight_VH, ctx.param, rows)
         for at in chunks(len(local_N), chunk):
             logits = hidden_NH[at] @ weight.t()
-            entropy_part = (grads[1][at], entropy_N[at]) if entropy_grad else None
-            grad = grad_logits(logits, local_N[at], lse_N[at], grads[0][at], entropy_part, temperature)
+            entropy_part = (upstream[1][at], entropy_N[at]) if entropy_grad else None
+            grad = grad_logits(logits, local_N[at], lse_N[at], upstream[0][at], entropy_part, temperature)
             torch.mm(grad, weight, out=grad_hidden_NH[at])
             total.add(grad.t() @ hidden_NH[at])
         if group is not None:
@@ -94,18 +96,21 @@ class HeadLogprobs(torch.autograd.Function):
 
 
 class WeightGrad:
-    """Sum of a weight's gradient over chunks, in float32: straight into `main_grad` where there is one."""
+    """Sum of a weight's gradient over chunks, in float32: straight into its gradient buffer where there is one."""
 
-    def __init__(self, weight_VH: Tensor, main_grad: Tensor | None, rows: int) -> None:
-        self.weight_VH, self.main_grad, self.rows = weight_VH, main_grad, rows
-        self.sum_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if main_grad is None else main_grad
+    def __init__(self, weight_VH: Tensor, param: Tensor | None, rows: int) -> None:
+        self.weight_VH, self.param, self.rows = weight_VH, param, rows
+        self.sum_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if param is None else None
 
     def add(self, grad_VH: Tensor) -> None:
-        self.sum_VH[: self.rows].add_(grad_VH)
+        if self.sum_VH is None:
+            grads.add(self.param, grad_VH, self.rows)
+        else:
+            self.sum_VH[: self.rows].add_(grad_VH)
 
     def result(self) -> Tensor | None:
         """What autograd is told: nothing where the gradient has already been added."""
-        return None if self.main_grad is not None else self.sum_VH.to(self.weight_VH.dtype)
+        return None if self.sum_VH is None else self.sum_VH.to(self.weight_VH.dtype)
 
 
 def chunks(count: int, size: int) -> Iterator[slice]:
@@ -116,20 +121,31 @@ def chunks(count: int, size: int) -> Iterator[slice]:
 def reduce_logits(logits_CV: Tensor, local_C: Tensor, temperature: float, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
     """(lse, sum p z, z of the target), [C] float32 each, over the whole vocabulary. local_C: targets numbered from this rank's first row."""
     count, width = logits_CV.shape
-    largest_C, sums_3C = logits_CV.amax(-1).float() / temperature, torch.zeros(3, count, dtype=torch.float32, device=logits_CV.device)
-    if group is not None:
-        dist.all_reduce(largest_C, op=dist.ReduceOp.MAX, group=group)
+    largest_C = torch.empty(count, dtype=torch.float32, device=logits_CV.device)
+    sum_C, weighted_C, target_C = (torch.empty_like(largest_C) for _ in range(3))
     for at in chunks(count, max(1, BLOCK_ELEMENTS // width)):
-        z = shifted(logits_CV[at], largest_C[at], temperature)
-        mine = (local_C[at] >= 0) & (local_C[at] < width)
-        sums_3C[2, at] = z.gather(1, local_C[at].clamp(0, width - 1)[:, None])[:, 0] * mine
-        e = z.exp()
-        sums_3C[0, at] = e.sum(-1)
-        sums_3C[1, at] = torch.linalg.vecdot(e, z)
+        z = logits_CV[at].to(torch.float32, copy=True)
+        if temperature != 1.0:
+            z.div_(temperature)
+        target_C[at] = z.gather(1, local_C[at].clamp(0, width - 1)[:, None])[:, 0]
+        torch.amax(z, -1, out=largest_C[at])
+        e = z.sub_(largest_C[at, None]).exp()
+        torch.sum(e, -1, out=sum_C[at])
+        torch.sum(z.mul_(e), -1, out=weighted_C[at])
+    weighted_C += sum_C * largest_C  # of z itself, no longer of z less the largest
     if group is not None:
-        dist.all_reduce(sums_3C, group=group)
-    lse_C = sums_3C[0].log()
-    return lse_C + largest_C, sums_3C[1] / sums_3C[0] + largest_C, sums_3C[2] + largest_C
+        return reduce_over_ranks(largest_C, sum_C, weighted_C, target_C * ((local_C >= 0) & (local_C < width)), group)
+    return sum_C.log() + largest_C, weighted_C / sum_C, target_C
+
+
+def reduce_over_ranks(largest_C: Tensor, sum_C: Tensor, weighted_C: Tensor, target_C: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+    """Join what the ranks found in their slices of the vocabulary, each relative to its own largest z; target is 0 where it lies elsewhere."""
+    overall_C = largest_C.clone()
+    dist.all_reduce(overall_C, op=dist.ReduceOp.MAX, group=group)
+    share_C = torch.exp(largest_C - overall_C)
+    sums_3C = torch.stack([sum_C * share_C, weighted_C * share_C, target_C])
+    dist.all_reduce(sums_3C, group=group)
+    return sums_3C[0].log() + overall_C, sums_3C[1] / sums_3C[0], sums_3C[2]
 
 
 def shifted(logits: Tensor, shift_C: Tensor, temperature: float) -> Tensor:

@@ -13,6 +13,7 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 
 from rlcli.config.schema import OptimConfig
+from rlcli.engines import grads
 
 
 class FusedAdam(torch.optim.Optimizer):
@@ -74,6 +75,9 @@ class Trainer:
     def __init__(self, model: torch.nn.Module, optim: OptimConfig, dtype: torch.dtype) -> None:
         ddp = DistributedDataParallelConfig(use_distributed_optimizer=True, grad_reduce_in_fp32=True, overlap_grad_reduce=False)
         self.model = DistributedDataParallel(model.config, ddp, model)
+        self.params = list(self.model.parameters())
+        for param in self.params:
+            param.register_post_accumulate_grad_hook(grads.take)
         self.weight_decay, self.clip = optim.weight_decay, optim.clip_grad
         config = OptimizerConfig(
             optimizer="adam",
@@ -99,11 +103,15 @@ class Trainer:
             group["weight_decay"] = self.weight_decay * group["wd_mult"]
 
     def zero_grad(self) -> None:
-        self.model.zero_grad_buffer()
+        """Begin an update."""
+        for param in self.params:
+            grads.start(param)
         self.optimizer.zero_grad()
 
     def reduce_grads(self, whole: bool = False) -> None:
         """Sum gradients over data parallel ranks, tied embeddings and what tensor ranks share. whole: every rank gets all of them, not its shard."""
+        for param in self.params:
+            grads.finish(param)
         finalize_model_grads([self.model], None, force_all_reduce=whole)
 
     def grad_norm(self) -> float:
