@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -70,7 +71,7 @@ class LocalCluster:
         token = self.folder / "token"
         descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w") as stream:
-            stream.write(secrets.token_hex(32))
+            stream.write(_token())
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
         import ray
 
@@ -168,6 +169,12 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
         del os.environ["TMPDIR"]
         if before is not None:
             os.environ["TMPDIR"] = before
+
+
+@functools.cache
+def _token() -> str:
+    """One a process: Ray reads it once and keeps it, so a second cluster of the same process must go by the same."""
+    return secrets.token_hex(32)
 
 
 def _silence_ray() -> None:

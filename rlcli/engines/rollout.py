@@ -49,6 +49,7 @@ class RolloutWorker:
         self.version = 0
         self._engine: Any = None
         self._running: set[str] = set()
+        self._aborted: set[str] = set()
         self._number = self._tokens = self._samples = 0
         self._busy_s = self._busy_since = 0.0
 
@@ -91,8 +92,9 @@ class RolloutWorker:
 
     async def abort(self) -> int:
         """Cut off all that runs; the number of prompts."""
-        running = list(self._running)
-        await self._engine.abort(running)
+        running = set(self._running)
+        self._aborted |= running
+        await self._engine.abort(list(running))
         return len(running)
 
     async def score(self, sequences: Sequence[tuple[Int32Array, Int32Array]], temperature: float) -> list[FloatArray]:
@@ -136,7 +138,10 @@ class RolloutWorker:
         self._running.add(name)
         try:
             prompt = {"prompt_token_ids": request.token_ids.tolist()}
-            return name, await self._engine.add_request(name, prompt, sampling_params(self.setup, request.key, sampling))
+            collector = await self._engine.add_request(name, prompt, sampling_params(self.setup, request.key, sampling))
+            if name in self._aborted:  # while vLLM did not know it yet
+                await self._engine.abort(name)
+            return name, collector
         except BaseException:
             self._done(name)
             raise
@@ -157,6 +162,7 @@ class RolloutWorker:
 
     def _done(self, name: str) -> None:
         self._running.discard(name)
+        self._aborted.discard(name)
         if not self._running:
             self._busy_s += time.monotonic() - self._busy_since
 

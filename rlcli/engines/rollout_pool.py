@@ -79,12 +79,12 @@ class RolloutPool:
         keys: dict[Any, tuple[int, int]] = {}
         loads = dict.fromkeys(range(len(self.workers)), 0)
         try:
-            while True:
+            while stop is None or not stop():
                 for request, number in self._deal(waiting, loads, sampling):
                     worker = self.workers[number]
                     reference = worker.actor.sample.remote(request, sampling)
                     pending[reference], keys[reference] = worker, (request.key, number)
-                if not pending or (stop is not None and stop()):
+                if not pending:
                     return
                 reference = wait_next(pending, self.what, deadline, self.cluster.pulse)
                 worker, (key, number) = pending.pop(reference), keys.pop(reference)

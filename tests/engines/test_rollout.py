@@ -172,6 +172,16 @@ def test_stop_aborts_what_is_unfinished_and_the_engine_goes_on(pool: Any) -> Non
     assert len(generate(pool, GREEDY)) == 4
 
 
+def test_an_abort_reaches_prompts_that_were_only_just_handed_over(pool: Any) -> None:
+    import ray
+
+    actor = pool.workers[0].actor
+    references = [actor.sample.remote(Request(key, PROMPTS[0]), Sampling(4, 64)) for key in range(12)]
+    assert ray.get(actor.abort.remote(), timeout=60) == 12
+    groups = ray.get(references, timeout=60)
+    assert all(any(sample.finish_reason == "abort" for sample in samples) for samples in groups)
+
+
 def test_an_abandoned_generator_leaves_the_engine_idle(pool: Any) -> None:
     answers = pool.generate([Request(key, PROMPTS[0]) for key in range(20)], Sampling(4, 64))
     next(answers)
