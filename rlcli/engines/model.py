@@ -122,23 +122,22 @@ class PackedAttention(SelfAttention):
     """Megatron's query, key and value projections around packed attention with explicit positions."""
 
     def forward(self, hidden_states: Tensor, how: Plan, **unused: Any) -> tuple[Tensor, Tensor | None]:
-        query, key, value = self.project(hidden_states)
-        cos, sin = how.cos_T, how.sin_T
-        q_KTRD = Rotate.apply(query, cos, sin).transpose(0, 1)
-        k_KTD = Rotate.apply(key, cos[:, 0], sin[:, 0]).transpose(0, 1)
-        context = self.core_attention(q_KTRD, k_KTD, value.transpose(0, 1), how)
+        query, key, value = self.project(hidden_states, how)
+        context = self.core_attention(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), how)
         return self.linear_proj(context[:, None])
 
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query [T, K, R, D], key and value [T, K, D] of this rank, before rotation."""
+    def project(self, hidden_states: Tensor, how: Plan) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated query [T, K, R, D] and key [T, K, D], and value [T, K, D], of this rank."""
         groups, size = self.num_query_groups_per_partition, self.hidden_size_per_attention_head
         ratio = self.num_attention_heads_per_partition // groups
         if self.q_layernorm is None and self.config.num_query_groups >= self.world_size:
             mixed = self.linear_qkv(hidden_states)[0].view(-1, groups, ratio + 2, size)
-            query, key, value = mixed.split((ratio, 1, 1), dim=2)
+            turning, value = mixed.split((ratio + 1, 1), dim=2)
+            query, key = Rotate.apply(turning, how.cos_T, how.sin_T).split((ratio, 1), dim=2)
             return query, key[:, :, 0], value[:, :, 0]
         query, key, value = self.get_query_key_value_tensors(hidden_states)
-        return query.reshape(len(query), groups, -1, size), key[:, 0], value[:, 0]
+        query = query.reshape(len(query), groups, -1, size)
+        return Rotate.apply(query, how.cos_T, how.sin_T), Rotate.apply(key[:, 0], how.cos_T[:, 0], how.sin_T[:, 0]), value[:, 0]
 
 
 class CoreAttention(MegatronModule):
