@@ -22,6 +22,7 @@ from rlcli.errors import RunError
 
 # Ray puts Unix sockets below its folder, whose paths may have 107 characters: it must lie high up.
 FOLDER_PREFIX = "msrl-ray-"
+RAY_STARTS = 3  # Ray gives its processes 30 seconds, which a machine with other work may not have for them
 OBJECT_STORE_BYTES = 256 << 20
 
 
@@ -73,24 +74,43 @@ class LocalCluster:
         with os.fdopen(descriptor, "w") as stream:
             stream.write(_token())
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
+        with _temporary_files_in(self.folder / "t"):  # sockets and files of vLLM and others go with this folder
+            for attempt in range(1, RAY_STARTS + 1):
+                try:
+                    self._start_ray(self.folder / f"r{attempt}")
+                    break
+                except Exception as error:
+                    self._end_ray()
+                    if attempt == RAY_STARTS:
+                        raise RunError(f"Ray did not start on this machine, in {attempt} attempts: {error}") from error
+        self._record()
+
+    def _start_ray(self, folder: Path) -> None:
+        """Ray in `folder`, which it opens to everybody; the one around it stays closed."""
         import ray
 
-        try:
-            with _temporary_files_in(self.folder / "t"):  # sockets and files of vLLM and others go with this folder
-                ray.init(
-                    address="local",
-                    num_cpus=self.cpus,
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    _temp_dir=str(self.folder / "r"),  # Ray opens its folder to everybody; the one around it stays closed
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    _node_ip_address="127.0.0.1",
-                )
-            _silence_ray()
-        except Exception as error:
-            raise RunError(f"Ray did not start on this machine: {error}") from error
-        self._record()
+        ray.init(
+            address="local",
+            num_cpus=self.cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(folder),
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _node_ip_address="127.0.0.1",
+        )
+        _silence_ray()
+
+    def _end_ray(self) -> None:
+        """Clear away what a start that failed has left."""
+        import ray
+
+        with contextlib.suppress(Exception):
+            ray.shutdown()
+        spared = {*self._before, os.getpid(), self._guardian.pid if self._guardian else 0}
+        for process in ProcessId.own().tree():
+            if process.pid not in spared:
+                process.kill()
 
     def _record(self) -> None:
         """Write down which processes belong to this run, so that the next start can end them should this one be killed."""
