@@ -252,3 +252,36 @@ def test_needs_and_pickling():
     assert pickle.loads(pickle.dumps(DpoLoss(beta=0.2))) == DpoLoss(beta=0.2)
     with pytest.raises(KeyError, match="ref_logprobs"):
         DpoLoss()(make([[-1.0], [-1.0]]))
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "ipo", "nca_pair"])
+def test_while_the_policy_is_the_reference_a_given_one_is_only_measured(name):
+    """Values and gradients are those of an exact reference, however the given one was rounded; the gap is its mean distance over covered tokens."""
+    answers, mask = [[-2.0, -1.0], [-2.5]], [[1.0, 1.0], [1.0]]
+    loss = DpoLoss(losses=(name,), beta=BETA)
+    exact, rounded = make(answers, answers, mask), make(answers, [[-2.25, -1.0], [-2.125]], mask)
+    want, got = loss(exact), replace(loss, reference_is_current=True)(rounded)
+    want.loss.backward()
+    got.loss.backward()
+    assert got.loss.item() == want.loss.item()
+    assert torch.equal(rounded.logprobs_N.grad, exact.logprobs_N.grad)
+    measured = summarise({name: value.item() for name, value in got.sums.items()})
+    assert (measured["margin"], measured["kl"], measured["accuracy"]) == (0.0, 0.0, 0.5)
+    assert measured["reference_gap"] == pytest.approx((0.25 + 0.0 + 0.375) / 3)
+    assert "reference_gap" not in want.sums
+
+
+def test_the_gap_leaves_out_what_the_loss_does_not_cover():
+    tokens = make([[-2.0, -1.0], [-2.5]], [[-2.25, -9.0], [-2.125]], [[1.0, 0.0], [1.0]])
+    sums = DpoLoss(reference_is_current=True)(tokens).sums
+    assert sums["reference_gap"].item() == pytest.approx(0.625)
+
+
+def test_what_is_gathered_before_the_first_update_is_against_the_policy_itself():
+    """The KL estimates of kto_pair are 0 then: each loss is [1 - sigmoid(0) + 1 - sigmoid(0)] / 2."""
+    row = TrainRow(np.zeros(2, np.int32), [np.zeros(1, np.int32)] * 2, {"ref_logprobs": [np.float32([-3.0]), np.float32([-4.0])]})
+    logprobs = [[np.float32([-2.0]), np.float32([-2.5])]]
+    loss = DpoLoss(losses=("kto_pair",), reference_is_current=True)
+    (gathered,) = loss.gathered([row], logprobs)
+    assert [values.tolist() for values in gathered.fields["kto_pair_batch"]] == [[0.0], [0.0]]
+    assert loss(tokens_of([gathered], logprobs)).loss.item() == 0.5
