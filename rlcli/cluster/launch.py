@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import json
@@ -9,6 +10,7 @@ import logging
 import os
 import secrets
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,6 +84,7 @@ class LocalCluster:
                 except Exception as error:
                     self._end_ray()
                     if attempt == RAY_STARTS:
+                        atexit.register(_leave_at_once)
                         raise RunError(f"Ray did not start on this machine, in {attempt} attempts: {error}") from error
         self._record()
 
@@ -195,6 +198,13 @@ def _temporary_files_in(folder: Path) -> Iterator[None]:
 def _token() -> str:
     """One a process: Ray reads it once and keeps it, so a second cluster of the same process must go by the same."""
     return secrets.token_hex(32)
+
+
+def _leave_at_once() -> None:
+    """End the process as failed: after a start that failed, Ray's own client may spin for ever while Python takes itself down."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _silence_ray() -> None:
