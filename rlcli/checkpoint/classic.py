@@ -23,7 +23,7 @@ from rlcli.errors import UserError
 from rlcli.models.layout import Layout
 from rlcli.models.megatron import local_name
 from rlcli.models.registry import read_config
-from rlcli.models.rules import FIRST, Rule
+from rlcli.models.rules import FIRST, LAST, Rule
 from rlcli.models.spec import ModelSpec
 
 LATEST, FILE = "latest_checkpointed_iteration.txt", "model_optim_rng.pt"
@@ -180,13 +180,6 @@ def _take(stored: Stored, file: RankFile, state: dict[str, Region], at: Layout) 
 
 def _expected(spec: ModelSpec, at: Layout) -> list[Rule]:
     """The rules of one chunk, a tied head's copy among them wherever it may stand."""
-    layers, experts = at.layers(spec.layers), at.experts(spec.experts) if spec.experts else range(0)
-    rules = []
-    for rule in spec.rules:
-        if isinstance(rule.place, int):
-            mine = rule.place in layers and (rule.expert is None or rule.expert in experts)
-        else:
-            mine = at.is_first if rule.place == FIRST else at.is_last
-        if mine:
-            rules.append(rule)
-    return rules
+    experts = at.experts(spec.experts) if spec.experts else range(0)
+    rules = [r for layer in at.layers(spec.layers) for e in (None, *experts) for r in spec.placed.get((layer, e), [])]
+    return (spec.placed[FIRST, None] if at.is_first else []) + rules + (spec.placed[LAST, None] if at.is_last else [])

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +142,7 @@ class DistStored(Stored):
 
     entries: dict[str, Entry] | None = None
     inner: Path | None = None
+    found: dict[str, dict[tuple[int, ...], list[Chunk]]] = field(default_factory=dict)
 
     def key(self, rule: Rule) -> Key | None:
         """Where `rule` lies."""
@@ -167,10 +169,17 @@ class DistStored(Stored):
         return whole
 
     def _chunks(self, key: Key) -> list[Chunk]:
+        """The chunks that hold a part of the parameter."""
         assert self.entries is not None
-        lead = len(key.index)
-        return [c for c in self.entries[key.name].chunks
-                if all(o <= i < o + s for i, o, s in zip(key.index, c.offsets[:lead], c.sizes[:lead], strict=True))]
+        lead, chunks = len(key.index), self.entries[key.name].chunks
+        if not lead:
+            return chunks
+        if key.name not in self.found:  # stacked experts have a chunk for each layer, expert and rank: looked up, not searched
+            self.found[key.name] = {}
+            for chunk in chunks:
+                for index in product(*(range(o, o + s) for o, s in zip(chunk.offsets[:lead], chunk.sizes[:lead], strict=True))):
+                    self.found[key.name].setdefault(index, []).append(chunk)
+        return self.found[key.name].get(key.index, [])
 
     def _part(self, chunk: Chunk, entry: Entry, key: Key) -> torch.Tensor:
         tensor = self._read(chunk, entry)

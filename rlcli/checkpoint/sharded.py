@@ -42,9 +42,15 @@ def file_of(rule: Rule, at: Layout) -> str:
 def contents(spec: Any, layout: Layout) -> dict[str, dict[str, tuple[Rule, int, int]]]:
     """File name -> parameter name -> (rule, parts, rank)."""
     files: dict[str, dict[str, tuple[Rule, int, int]]] = {}
-    for at in ranks(layout):
+    dense = replace(layout, expert=max(spec.experts, 1), expert_tensor=1)  # the first rank's experts are dropped: one here
+    for at in ranks(replace(layout, expert=1, expert_tensor=1)):
+        for rule in local_rules(spec, replace(dense, **{k: getattr(at, k) for k in ("tensor_rank", "pipeline_rank", "chunk")})).values():
+            if rule.expert is None:
+                files.setdefault(file_of(rule, at), {})[rule.name] = (rule, *at.split(False))
+    for at in ranks(replace(layout, tensor=1)) if spec.experts else ():
         for rule in local_rules(spec, at).values():
-            files.setdefault(file_of(rule, at), {})[rule.name] = (rule, *at.split(rule.expert is not None))
+            if rule.expert is not None:
+                files.setdefault(file_of(rule, at), {})[rule.name] = (rule, *at.split(True))
     return files
 
 

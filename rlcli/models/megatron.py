@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlcli.errors import UserError
 from rlcli.models.layout import Layout
-from rlcli.models.rules import FIRST, Rule, padded
+from rlcli.models.rules import FIRST, LAST, Rule, padded
 from rlcli.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -72,17 +72,12 @@ def local_rules(spec: ModelSpec, layout: Layout) -> dict[str, Rule]:
     """The rules of what `layout`'s rank holds, by the parameter's local name in its GPTModel (layers and experts counted from 0)."""
     layers = layout.layers(spec.layers)
     experts = layout.experts(spec.experts) if spec.experts else range(0)
-    rules: dict[str, Rule] = {}
-    for rule in spec.rules:
-        if isinstance(rule.place, int):
-            mine = rule.place in layers and (rule.expert is None or rule.expert in experts)
-        else:
-            mine = layout.is_first if rule.place == FIRST else layout.is_last
-            if rule.copy and layout.is_first and layout.is_last:  # one chunk holds both ends: the head is the embedding itself
-                mine = False
-        if mine:
-            rules[local_name(rule, layers, experts)] = rule
-    return rules
+    rules = [r for layer in layers for e in (None, *experts) for r in spec.placed.get((layer, e), [])]
+    if layout.is_first:
+        rules = spec.placed[FIRST, None] + rules
+    if layout.is_last:  # where one chunk holds both ends, a tied head is the embedding itself
+        rules += [r for r in spec.placed[LAST, None] if not (r.copy and layout.is_first)]
+    return {local_name(rule, layers, experts): rule for rule in rules}
 
 
 def local_name(rule: Rule, layers: range, experts: range) -> str:

@@ -57,6 +57,16 @@ class ModelSpec:
         return self.__dict__["_rules"]
 
     @property
+    def placed(self) -> dict[tuple[int | str, int | None], list[Rule]]:
+        """The rules by (layer or end of the pipeline, expert), so that a rank finds its own without walking through all."""
+        if "_placed" not in self.__dict__:
+            placed: dict[tuple[int | str, int | None], list[Rule]] = {}
+            for rule in self.rules:
+                placed.setdefault((rule.place, rule.expert), []).append(rule)
+            object.__setattr__(self, "_placed", placed)
+        return self.__dict__["_placed"]
+
+    @property
     def dtype(self) -> str:
         """The torch name of the dtype that most of the folder's bytes have."""
         from rlcli.models.files import FLOATS
