@@ -108,12 +108,12 @@ class LocalCluster:
         """Clear away what a start that failed has left."""
         import ray
 
+        spared = {*self._before, os.getpid(), self._guardian.pid if self._guardian else 0}
+        family = [process for process in ProcessId.own().tree() if process.pid not in spared]  # before they lose their parents
         with contextlib.suppress(Exception):
             ray.shutdown()
-        spared = {*self._before, os.getpid(), self._guardian.pid if self._guardian else 0}
-        for process in ProcessId.own().tree():
-            if process.pid not in spared:
-                process.kill()
+        for process in family:
+            process.kill()
 
     def _record(self) -> None:
         """Write down which processes belong to this run, so that the next start can end them should this one be killed."""
