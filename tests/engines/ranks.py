@@ -15,7 +15,7 @@ from typing import Any
 import torch.multiprocessing as mp
 
 
-def launch(function: Callable[..., Any], world: int, folder: Path, *arguments: Any, timeout_s: float = 240) -> list[Any]:
+def launch(function: Callable[..., Any], world: int, folder: Path, *arguments: Any, timeout_s: float = 540) -> list[Any]:
     """`function(rank, world, folder, *arguments)` in `world` processes of one thread each; their results in rank order.
 
     Raises AssertionError with the traceback of the first rank that failed, or naming the ranks that are not done in time.

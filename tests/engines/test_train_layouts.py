@@ -178,12 +178,14 @@ def test_two_ranks_agree_with_transformers(expected: Any, rows: list[TrainRow], 
 
 
 def test_four_ranks_agree_with_transformers(expected: Any, rows: list[TrainRow], tmp_path: Path) -> None:
+    """Two kinds of parallelism at once, and more tensor ranks than key-value heads."""
     llama, qwen2 = (str(expected(*model)[0]) for model in (("llama", False), ("qwen2", True)))
     jobs = {
         "llama-tp-pp": Job(llama, tensor=2, pipeline=2, bound=700, updates=STEPS),
         "qwen2-tp-pp": Job(qwen2, tensor=2, pipeline=2, bound=700, updates=STEPS),
         "qwen2-dp-pp": Job(qwen2, pipeline=2, bound=633, updates=STEPS),
         "qwen2-dp-tp": Job(qwen2, tensor=2, bound=700, updates=STEPS),
+        "llama-tp4": Job(llama, tensor=4, updates=STEPS),
     }
     answers = launch(run_jobs, 4, tmp_path, jobs, rows)
     for name in jobs:
