@@ -9,9 +9,11 @@ import json
 import logging
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,16 +94,17 @@ class LocalCluster:
         """Ray in `folder`, which it opens to everybody; the one around it stays closed."""
         import ray
 
-        ray.init(
-            address="local",
-            num_cpus=self.cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(folder),
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            _node_ip_address="127.0.0.1",
-        )
+        with _handlers_kept():
+            ray.init(
+                address="local",
+                num_cpus=self.cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(folder),
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                _node_ip_address="127.0.0.1",
+            )
         _silence_ray()
 
     def _end_ray(self) -> None:
@@ -205,6 +208,18 @@ def _leave_at_once() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
+
+
+@contextlib.contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Ray puts a handler of its own over SIGTERM, which prints a stack; a signal is for the run to hear."""
+    wanted = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in wanted.items():
+                signal.signal(number, handler)
 
 
 def _silence_ray() -> None:
