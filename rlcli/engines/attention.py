@@ -10,6 +10,7 @@ Suffixes: T packed tokens, K key-value heads, R query heads for each of them, D 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,10 +40,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A long segment: a causal prompt, then (queries from, queries to, keys of the response from) of each block of a response."""
+    """A long segment: a causal prompt, then each response (from, to, counted from the segment's start) in blocks of queries."""
 
     segment: Segment
-    blocks: tuple[tuple[int, int, int], ...]
+    responses: tuple[tuple[int, int], ...]
     mask: Tensor  # [BLOCK, longest + BLOCK]: zeros, then a causal square at the right; every block takes a view of it
 
 
@@ -129,17 +130,13 @@ def sees(segment: Segment, length: int) -> Tensor:
 
 
 def long_part(segment: Segment, dtype: torch.dtype) -> Blocks:
-    """The blocks of a long segment, numbered from the segment's start."""
-    blocks = []
-    begin = segment.prompt
-    for length in segment.responses:
-        for at in range(begin, begin + length, BLOCK):
-            blocks.append((at, min(at + BLOCK, begin + length), begin))
-        begin += length
+    """The responses of a long segment that have a token, and the mask of all their blocks."""
+    ends = list(itertools.accumulate(segment.responses, initial=segment.prompt))
+    responses = tuple((begin, end) for begin, end in itertools.pairwise(ends) if end > begin)
     keys = segment.prompt + max(segment.responses, default=0)
     mask = torch.zeros(BLOCK, keys + BLOCK, dtype=dtype)
     mask[:, keys:].masked_fill_(torch.ones(BLOCK, BLOCK, dtype=torch.bool).triu(1), float("-inf"))
-    return Blocks(segment, tuple(blocks), mask)
+    return Blocks(segment, responses, mask)
 
 
 def attend(q_KTRD: Tensor, k_KTD: Tensor, v_KTD: Tensor, how: Plan, scale: float) -> Tensor:
@@ -173,19 +170,27 @@ def attend_batch(q: Tensor, k: Tensor, v: Tensor, part: Batch, scale: float) -> 
 
 
 def attend_long(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> Tensor:
-    """A long segment: prompt, then block after block of each response over prompt and response so far."""
+    """A long segment: the prompt, then block after block of each response over the prompt and the response so far."""
     prompt, ratio = part.segment.prompt, q.shape[2]
-    q, k, v = (x.transpose(1, 2) for x in (q, k.unsqueeze(2), v.unsqueeze(2)))  # [K, R or 1, T, D]
-    k, v = (x.expand(-1, ratio, -1, -1) for x in (k, v))
-    out = [F.scaled_dot_product_attention(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt], is_causal=True, scale=scale)]
+    q = q.transpose(1, 2)  # [K, R, T, D]
+    keys, values = (x[:, None, :prompt].expand(-1, ratio, -1, -1) for x in (k, v))
+    out = [F.scaled_dot_product_attention(q[:, :, :prompt], keys, values, is_causal=True, scale=scale)]
     longest = part.mask.shape[1] - BLOCK
-    for start, stop, begin in part.blocks:
-        keys, values = (torch.cat([x[:, :, :prompt], x[:, :, begin:stop]], dim=2) for x in (k, v))
-        rows, seen = stop - start, prompt + stop - begin
-        mask = part.mask[:rows, longest + rows - seen : longest + rows]
-        out.append(F.scaled_dot_product_attention(q[:, :, start:stop], keys, values, attn_mask=mask, scale=scale))
+    for begin, end in part.responses:
+        keys, values = (behind_prompt(x, prompt, begin, end)[:, None].expand(-1, ratio, -1, -1) for x in (k, v))
+        for start in range(begin, end, BLOCK):
+            stop = min(start + BLOCK, end)
+            rows, seen = stop - start, prompt + stop - begin
+            mask = part.mask[:rows, longest + rows - seen : longest + rows]
+            block = q[:, :, start:stop], keys[:, :, :seen], values[:, :, :seen]
+            out.append(F.scaled_dot_product_attention(*block, attn_mask=mask, scale=scale))
     joined = torch.cat(out, dim=2)  # [K, R, T, D]
     return joined.permute(2, 0, 1, 3).reshape(joined.shape[2], -1)
+
+
+def behind_prompt(x: Tensor, prompt: int, begin: int, end: int) -> Tensor:
+    """Keys or values of the prompt and one response, one after the other, [K, P + T_i, D]; joined once for all blocks of the response."""
+    return x[:, :end] if begin == prompt else torch.cat([x[:, :prompt], x[:, begin:end]], dim=1)
 
 
 class DenseAttention(torch.autograd.Function):
