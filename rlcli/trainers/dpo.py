@@ -114,8 +114,7 @@ class DpoTrainer:
         numbers = self.cursor.take(self.batch_size())
         what = f"step {self.step + 1}, update"
         rows = self.with_reference(self.parts.pairs.rows(numbers), numbers, self.parts.reference)
-        first = self.step == 0 and self.parts.own_reference
-        loss = replace(self.loss, pairs=len(rows), reference_is_current=first)
+        loss = replace(self.loss, pairs=len(rows), reference_is_current=self.is_reference)
         self.parts.trainer.what = what
         if loss.needs_gather:
             rows = loss.gathered(rows, self.parts.trainer.logprobs(rows)[0])
@@ -123,6 +122,11 @@ class DpoTrainer:
         self.check_finite(result, numbers)
         self.check_reference(result)
         return numbers, result
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the policy still has the reference's own weights."""
+        return self.step == 0 and self.parts.own_reference
 
     def batch_size(self) -> int:
         """`batch_pairs`, less in the last step of a run that is measured in epochs."""
@@ -178,7 +182,7 @@ class DpoTrainer:
             some = self.with_reference(held_out.rows(numbers), numbers, self.parts.held_out_reference)
             logprobs += self.parts.trainer.logprobs(some)[0]
             rows += some
-        measured = self.loss.measure(rows, logprobs)
+        measured = replace(self.loss, reference_is_current=self.is_reference).measure(rows, logprobs)
         measured["truncated_pairs"] = held_out.share_cut(range(limit))
         self.run.log_eval(self.step, measured, when)
         self.newest |= {f"eval/{name}": value for name, value in measured.items()}

@@ -75,11 +75,12 @@ def test_held_out_pairs_are_ranked_better(learnt: Learnt) -> None:
 
 
 def test_before_the_first_update_the_loss_is_ln_2(learnt: Learnt) -> None:
-    """Exactly: held-out pairs through the cache, and the first update."""
+    """Exactly, for held-out pairs and the first update; and what the cache holds differs by rounding alone."""
     before, first = evaluations(learnt.run)[0], steps_of(learnt.run)[0]
     for row, kind in ((before, "eval"), (first, "update")):
         assert row[f"{kind}/loss"] == pytest.approx(math.log(2), abs=6e-8)
         assert [row[f"{kind}/{name}"] for name in ("margin", "reward_chosen", "reward_rejected", "kl", "accuracy")] == [0.0, 0.0, 0.0, 0.0, 0.5]
+    assert before["eval/reference_gap"] == 0.0  # packed as the cache was: the same bits
     assert 0 <= first["update/reference_gap"] < 1e-5
 
 
