@@ -59,6 +59,8 @@ def fault(worker: Worker, what: str, how: str) -> RunError:
 def _describe(error: BaseException) -> str:
     if isinstance(error, RayTaskError):
         cause = error.cause if getattr(error, "cause", None) is not None else error
+        if type(cause).__name__ == "EngineDeadError":  # vLLM's, whose text says no more
+            return "lost vLLM's own process, which ended"
         first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
         return f"failed: {type(cause).__name__}: {first[:300]}"
     return "died"
