@@ -90,6 +90,10 @@ class Command:
                 continue
         return sorted(found, key=lambda process: (process.pid != self.process.pid, process.create_time()))
 
+    def has(self, words: str) -> bool:
+        """Whether a process with `words` in its command line is there."""
+        return any(words in " ".join(_command_line(process)) for process in self.family())
+
     def member(self, words: str) -> psutil.Process:
         """The process whose command line holds `words`."""
         return next(process for process in self.family() if words in " ".join(_command_line(process)))

@@ -34,7 +34,6 @@ class DapoTrainer:
         self.config, self.parts, self.run = config, parts, parts.run
         self.clock = Clock()
         self.step = 0
-        self.saved_step = -1  # of the newest checkpoint
         self.version = 0
         self.skipped_in_row = 0
         self.skipped_in_all = 0
@@ -178,7 +177,6 @@ class DapoTrainer:
         """Write a checkpoint of everything a resumed run needs, and wait until it is on disk."""
         self.parts.saver.save(self.manifest(), self.state())
         self.parts.saver.wait()
-        self.saved_step = self.step
 
     def manifest(self) -> Manifest:
         parts = self.parts
@@ -202,8 +200,9 @@ class DapoTrainer:
 
     def stop(self, reason: str) -> None:
         """Save and end the run early, resumable."""
-        if self.saved_step < self.step or self.parts.sampler.unfinished:
+        if self.parts.saver.newest != self.step or self.parts.sampler.unfinished:
             self.save()
+        self.parts.saver.wait()
         raise StoppedEarly(f"stopped after step {self.step} of {self.config.train.steps} ({reason}); go on with: msrl resume --ckpt {self.run.path}")
 
     def state(self) -> State:
@@ -223,7 +222,7 @@ class DapoTrainer:
         parts.trainer.what = "loading the checkpoint"
         parts.trainer.load(checkpoint.path / MODEL)
         loop, _ = read_state(checkpoint.path, "loop")
-        self.step = self.saved_step = loop["step"]
+        self.step = parts.saver.newest = loop["step"]
         self.version = loop["version"] - 1  # the first sync publishes the version that the next step was to be sampled with
         self.skipped_in_row, self.skipped_in_all = loop["skipped_in_row"], loop["skipped_in_all"]
         parts.judge.drawn = loop["drawn"]

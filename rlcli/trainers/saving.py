@@ -31,6 +31,7 @@ class Saver:
     trainer: TrainGroup
     config: CheckpointConfig
     tell: Callable[[str], None]
+    newest: int = field(default=-1, init=False)  # step of the newest save that was begun and has not failed, or of the checkpoint resumed from
     _pending: tuple[int, Manifest] | None = field(default=None, init=False)
 
     def save(self, manifest: Manifest, state: State) -> None:
@@ -46,7 +47,7 @@ class Saver:
         except BaseException:
             self.store.abandon(manifest.step)
             raise
-        self._pending = (manifest.step, manifest)
+        self._pending, self.newest = (manifest.step, manifest), manifest.step
         if not self.config.asynchronous:
             self.wait()
 
@@ -81,7 +82,7 @@ class Saver:
         self.store.finish_later(step, manifest)
 
     def _failed(self, step: int, error: MsrlError) -> None:
-        self._pending = None
+        self._pending, self.newest = None, -1
         self.store.abandon(step)
         self.tell(f"the checkpoint of step {step} was not saved: {error}")
 

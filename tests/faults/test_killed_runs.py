@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-import psutil
 import pytest
 from whole_runs import THOROUGH, Command, Finished, checkpoints_of, command, differences, finish, steps_of, tiny_recipe
 
@@ -101,12 +100,13 @@ def test_ctrl_c_saves_and_stops(story: Story) -> None:
     step = steps_of(story.run)[-1]["step"]
     assert f"stopped: stopped after step {step} of 16 (signal SIGINT); go on with: msrl resume --ckpt {story.run}" in output
     assert story.saved() == step
+    assert len(list(story.run.glob(f"checkpoints/step-{step:08d}*"))) == 1  # the one that was due anyway
 
 
 def test_sigterm_saves_and_stops_even_before_the_first_step(story: Story) -> None:
     before = story.saved()
     with command(*story.go_on()) as running:
-        running.until(lambda: any(ENGINE_CORE in " ".join(process.cmdline()) for process in alive(running)), "the engine's start")
+        running.until(lambda: running.has(ENGINE_CORE), "the engine's start")
         running.process.send_signal(signal.SIGTERM)
         assert running.wait() == 3, running.output
         assert running.leftovers() == []
@@ -116,7 +116,7 @@ def test_sigterm_saves_and_stops_even_before_the_first_step(story: Story) -> Non
 
 def test_ctrl_c_twice_ends_at_once(story: Story) -> None:
     with command(*story.go_on()) as running:
-        running.until(lambda: any(ENGINE_CORE in " ".join(process.cmdline()) for process in alive(running)), "the engine's start")
+        running.until(lambda: running.has(ENGINE_CORE), "the engine's start")
         running.signal_group(signal.SIGINT)
         running.until(lambda: "SIGINT: the run saves" in running.output, "an answer to the first Ctrl-C")
         time.sleep(0.7)  # longer than what counts as an echo of the first
@@ -142,10 +142,6 @@ def test_a_few_rounds_of_torture(script: Callable[..., ModuleType], tmp_path: Pa
     torture = script("torture_resume")
     recipe = tiny_recipe(tmp_path, undisturbed.model, **undisturbed.settings)
     assert torture.torture(recipe, tmp_path / "runs" / "run", undisturbed.run, rounds=2, seed=random.SystemRandom().randrange(10**6))
-
-
-def alive(running: Command) -> list[psutil.Process]:
-    return [process for process in running.family() if process.is_running()]
 
 
 def spoil(path: Path) -> None:
