@@ -13,9 +13,10 @@ import sys
 import time
 from pathlib import Path
 
-from rlcli.cluster.processes import ProcessId
+from rlcli.cluster.processes import ProcessId, marked
 
 RECORD = "processes.json"
+MARK = "MSRL_CLUSTER"  # in the environment of every process of a run but its driver: helpers that lost their parents are known by it
 FOLDERS = "folders.json"  # elsewhere, that go with the run
 DYING_S = 5.0
 GRACE_S = 1.0  # for those that end by themselves, so that they can flush their logs
@@ -42,12 +43,13 @@ def end_family(folder: Path) -> None:
         others = [Path(name) for name in json.loads((folder / FOLDERS).read_text())]
     except (OSError, ValueError, TypeError):
         others = []
-    family = {member for process in known for member in process.tree()}
-    for member in family:
-        member.kill()
-    deadline = time.monotonic() + DYING_S  # what still dies may still write into the folders
-    while any(member.alive() for member in family) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    deadline = time.monotonic() + DYING_S
+    while family := {member for process in known for member in process.tree()} | set(marked(MARK, str(folder))):
+        for member in family:
+            member.kill()
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.02)  # what still dies may still write into the folders
     for path in [*others, folder]:
         shutil.rmtree(path, ignore_errors=True)
 

@@ -78,7 +78,9 @@ class LocalCluster:
         with os.fdopen(descriptor, "w") as stream:
             stream.write(_token())
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
-        with _temporary_files_in(self.folder / "t"):  # sockets and files of vLLM and others go with this folder
+        temporary = self.folder / "t"  # sockets and files of vLLM and others go with the folder
+        temporary.mkdir()
+        with _environment(TMPDIR=str(temporary), **{guardian.MARK: str(self.folder)}):
             for attempt in range(1, RAY_STARTS + 1):
                 try:
                     self._start_ray(self.folder / f"r{attempt}")
@@ -184,17 +186,18 @@ class LocalCluster:
 
 
 @contextlib.contextmanager
-def _temporary_files_in(folder: Path) -> Iterator[None]:
-    """Processes started inside keep their temporary files in `folder`."""
-    folder.mkdir()
-    before = os.environ.get("TMPDIR")
-    os.environ["TMPDIR"] = str(folder)
+def _environment(**values: str) -> Iterator[None]:
+    """Environment variables for the processes that are started inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
     try:
         yield
     finally:
-        del os.environ["TMPDIR"]
-        if before is not None:
-            os.environ["TMPDIR"] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @functools.cache

@@ -51,6 +51,16 @@ class ProcessId:
         return family
 
 
+def marked(name: str, value: str) -> list[ProcessId]:
+    """Every live process that was started with this environment variable; children inherit it, whoever their parent is by now."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(name) == value and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(ProcessId(process.pid, process.create_time()))
+    return found
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the one that started it ends, however it ends (Linux)."""
     import ctypes
