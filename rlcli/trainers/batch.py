@@ -45,6 +45,7 @@ def _spread(values: Sequence[float], group: Group) -> list[FloatArray]:
     return [np.full(len(sample.token_ids), value, np.float32) for value, sample in zip(values, group.samples, strict=True)]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # rewards beyond all bounds give a loss that is not finite, which is said there
 def training_rows(groups: Sequence[Group], config: DapoRecipe, old_logprobs: Sequence[list[FloatArray]] | None) -> list[TrainRow]:
     """One row a group, with the fields that `DapoLoss` reads.
 
@@ -74,6 +75,7 @@ def plain_rows(groups: Sequence[Group]) -> list[TrainRow]:
     return [TrainRow(group.prompt.token_ids, [sample.token_ids for sample in group.samples]) for group in groups]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def group_metrics(groups: Sequence[Group], config: DapoRecipe) -> dict[str, float]:
     """Means over the samples that are trained on: raw reward, shaped reward, accuracy, lengths in tokens, share truncated."""
     samples = [sample for group in groups for sample in group.samples]
