@@ -6,6 +6,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 
+# A suite started in the background inherits an ignored Ctrl-C, and so would the programs whose Ctrl-C it tests.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
