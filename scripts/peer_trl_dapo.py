@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
-import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import torch
 from datasets import Dataset
-from transformers import TrainerCallback
+from peer_clock import Clock
 from trl import GRPOConfig, GRPOTrainer
 
 
@@ -20,21 +18,6 @@ def reward(completions: list[list[dict[str, str]]], answer: list[str], **_: Any)
     """+1 where the text after "Answer:" is the right number, else -1."""
     found = (re.search(r"(?i)Answer\s*:\s*([^\n]+)", completion[0]["content"]) for completion in completions)
     return [1.0 if match and match[1].strip() == right else -1.0 for match, right in zip(found, answer, strict=True)]
-
-
-class Clock(TrainerCallback):
-    """Prints the seconds from the end of one step to the end of the next."""
-
-    def __init__(self) -> None:
-        self.last = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.last = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        now = time.monotonic()
-        print(json.dumps({"step": state.global_step, "seconds": now - self.last}), flush=True)
-        self.last = now
 
 
 def main() -> None:

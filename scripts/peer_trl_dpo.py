@@ -9,24 +9,13 @@ from typing import Any
 
 import torch
 from datasets import Dataset, load_dataset
+from peer_clock import Clock
 from torch.utils.data import Sampler, SequentialSampler
-from transformers import TrainerCallback
 from trl import DPOConfig, DPOTrainer
 
 
-class Clock(TrainerCallback):
-    """Prints the seconds from the end of one step to the end of the next, and what was logged with it."""
-
-    def __init__(self) -> None:
-        self.last = 0.0
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.last = time.monotonic()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        now = time.monotonic()
-        print(json.dumps({"step": state.global_step, "seconds": now - self.last}), flush=True)
-        self.last = now
+class LossClock(Clock):
+    """Prints what was logged with a step too."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         if logs and "loss" in logs:
@@ -79,7 +68,7 @@ def main() -> None:
         logging_steps=1,
         disable_tqdm=True,
     )
-    Trainer(model=args.model, args=config, train_dataset=data, callbacks=[Clock()]).train()
+    Trainer(model=args.model, args=config, train_dataset=data, callbacks=[LossClock()]).train()
 
 
 if __name__ == "__main__":

@@ -67,12 +67,7 @@ def hash_file(path: Path) -> tuple[int, str]:
 
 def sync_folder(path: Path) -> None:
     """See a folder's entries to the disk, so that a rename in it survives a power cut."""
-    with _named("see to the disk", path):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+    sync_file(path)
 
 
 def rename(old: Path, new: Path) -> None:

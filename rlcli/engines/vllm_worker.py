@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -74,12 +75,8 @@ def end_with_owner(owner: ProcessId) -> None:
 
 def _watch(owner: ProcessId, parent: int) -> None:
     if owner.alive():
-        try:
-            descriptor = os.pidfd_open(owner.pid)
-        except ProcessLookupError:
-            pass
-        else:
-            select.select([descriptor], [], [])  # readable once the process has ended
+        with contextlib.suppress(ProcessLookupError):  # it ended just now, which is what is waited for
+            select.select([os.pidfd_open(owner.pid)], [], [])  # readable once the process has ended
     above = os.getppid()
     if above == parent and parent not in (owner.pid, 1):
         os.kill(parent, signal.SIGKILL)  # the engine's process, which would wait for ever
