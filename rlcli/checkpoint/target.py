@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +34,7 @@ class Slot:
 
 
 @dataclass
-class Target:
+class Target(ABC):
     """A model being written to `folder`, at `folder`.partial until `finish`. Subclasses fill `slots` in `prepare` and may add to `close`."""
 
     spec: ModelSpec
@@ -55,13 +56,13 @@ class Target:
         """What `rule` is stored as."""
         return self.source_dtype[rule.name] if self.dtype == "keep" or rule.buffer else self.dtype
 
+    @abstractmethod
     def bytes(self) -> int:
         """Size of all weights in the target, repeated ones included."""
-        raise NotImplementedError
 
+    @abstractmethod
     def prepare(self) -> None:
         """Make all files below `partial` and fill `slots`."""
-        raise NotImplementedError
 
     def create(self) -> None:
         """Check that the folder is free and the disk has room, then make the files."""
@@ -98,10 +99,10 @@ class Target:
                 self.writer.write_rows(slot.region, row, piece)
             row += segment.stop - segment.start if not rule.axis else 0
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most formats have nothing to add
         """Write what belongs beside the weights."""
 
-    def seal(self) -> None:
+    def seal(self) -> None:  # noqa: B027  most formats have no place for them
         """Note checksums of what was just verified, in formats that have a place for them."""
 
     def finish(self) -> None:

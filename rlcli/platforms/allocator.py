@@ -7,6 +7,7 @@ third of its time. A candidate counts only after a trial start: the loader merel
 from __future__ import annotations
 
 import ctypes.util
+import functools
 import importlib.util
 import os
 import platform
@@ -73,8 +74,9 @@ def _folders() -> list[Path]:
     return [folder for folder in folders if folder.is_dir()]
 
 
+@functools.cache
 def trial(library: str) -> str | None:
-    """Start a Python process with `library` preloaded; None if that works, else what went wrong."""
+    """Start a Python process with `library` preloaded, once for each; None if that works, else what went wrong."""
     if not Path(library).is_file():
         return "no such file"
     environment = {**os.environ, "LD_PRELOAD": library}
