@@ -4,40 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 import numpy as np
 
 from rlcli.algorithms.dapo import DapoLoss, summarise
 from rlcli.algorithms.schedule import learning_rate
 from rlcli.checkpoint.find import Checkpoint
-from rlcli.checkpoint.manifest import Manifest
 from rlcli.checkpoint.state import read_state
-from rlcli.config.load import to_dict
 from rlcli.config.schema import DapoRecipe
 from rlcli.data.cursor import Cursor
 from rlcli.engines.base import UpdateResult
-from rlcli.errors import RunError, StoppedEarly
-from rlcli.runs.environment import versions
+from rlcli.errors import StoppedEarly
 from rlcli.trainers.batch import group_metrics, mini_batches, plain_rows, training_rows, updates_per_step
-from rlcli.trainers.clock import Clock
 from rlcli.trainers.evaluate import evaluate
+from rlcli.trainers.loop import Loop
 from rlcli.trainers.parts import DapoParts
 from rlcli.trainers.sampler import Collected
-from rlcli.trainers.saving import MODEL, State
+from rlcli.trainers.saving import State
 from rlcli.types import FloatArray, Group
 
 
-class DapoTrainer:
-    """Runs the steps of one recipe over parts that are up. `step` counts finished steps, `version` published weights."""
+class DapoTrainer(Loop):
+    """Runs the steps of one recipe over parts that are up. `version` counts published weights."""
+
+    kind = "dapo"
 
     def __init__(self, config: DapoRecipe, parts: DapoParts) -> None:
-        self.config, self.parts, self.run = config, parts, parts.run
-        self.clock = Clock()
-        self.step = 0
+        super().__init__(config, parts, config.train.steps)
+        self.config, self.parts = config, parts
         self.version = 0
-        self.skipped_in_row = 0
-        self.skipped_in_all = 0
-        self.newest: dict[str, float] = {}  # the last step's metrics, and those of an evaluation after it
 
     def train(self) -> dict[str, float]:
         """All steps that are left; returns the last evaluation. Raises StoppedEarly after saving what resumes."""
@@ -58,7 +54,7 @@ class DapoTrainer:
                 self.sync()
             self.step += 1
             self.record(collected, results)
-            if config.eval.every and self.step % config.eval.every == 0 and self.step < config.train.steps:
+            if self.eval_due:
                 measured = self.evaluate(f"after step {self.step}")
             self.save_if_due()
             self.stop_if_asked()
@@ -118,15 +114,8 @@ class DapoTrainer:
         if not result.skipped:
             self.skipped_in_row = 0
             return
-        self.skipped_in_row += 1
-        self.skipped_in_all += 1
         where = self.run.save_fault(self.step + 1, groups)
-        why = f"step {self.step + 1}: loss or gradient is not finite (gradient norm {result.grad_norm}); the batch is kept in {where}"
-        self.run.console.warn(f"{why}; the update was skipped")
-        limit = self.config.train.max_nonfinite
-        if self.config.train.on_nonfinite == "stop" or self.skipped_in_row >= limit:
-            self.save()
-            raise RunError(f"{why}. {self.skipped_in_row} in a row, train.max_nonfinite={limit}; the run can be resumed with `msrl resume --ckpt {self.run.path}`")
+        self.count_skipped(f"step {self.step + 1}: loss or gradient is not finite (gradient norm {result.grad_norm}); the batch is kept in {where}")
 
     def sync(self) -> None:
         """Publish the weights, let every rollout engine take them, and ask both engines for the same log-probs."""
@@ -166,69 +155,29 @@ class DapoTrainer:
                 + (f" (the last: {last})" if broken and last else "")
             )
 
-    def save_if_due(self) -> None:
-        every = self.config.checkpoint.every
-        with self.clock.stage("save"):
-            self.parts.saver.poll()
-            if every and self.step % every == 0 and self.step < self.config.train.steps:
-                self.parts.saver.try_save(self.manifest(), self.state())
+    @property
+    def place(self) -> Cursor:
+        return self.parts.cursor
 
-    def save(self) -> None:
-        """Write a checkpoint of everything a resumed run needs, and wait until it is on disk."""
-        self.parts.saver.save(self.manifest(), self.state())
-        self.parts.saver.wait()
+    @property
+    def data_state(self) -> dict[str, Any]:
+        return {"fingerprint": self.parts.data}
 
-    def manifest(self) -> Manifest:
-        parts = self.parts
-        return Manifest(
-            kind="dapo",
-            step=self.step,
-            consumed=parts.cursor.taken,
-            config=to_dict(self.config),
-            versions=versions(),
-            layout={**asdict(self.config.parallel), "data": parts.trainer.data_parallel},
-            model=parts.model,
-            data={"fingerprint": parts.data, "cursor": parts.cursor.state()},
-            metrics=self.newest,
-            optimizer=self.config.checkpoint.save_optimizer,
-        )
-
-    def stop_if_asked(self) -> None:
-        reason = self.parts.stopper.reason
-        if reason is not None and self.step < self.config.train.steps:
-            self.stop(reason)
-
-    def stop(self, reason: str) -> None:
-        """Save and end the run early, resumable."""
-        if self.parts.saver.newest != self.step or self.parts.sampler.unfinished:
-            self.save()
-        self.parts.saver.wait()
-        raise StoppedEarly(f"stopped after step {self.step} of {self.config.train.steps} ({reason}); go on with: msrl resume --ckpt {self.run.path}")
+    @property
+    def saved(self) -> bool:
+        return super().saved and not self.parts.sampler.unfinished
 
     def state(self) -> State:
-        """Everything beside model and optimizer that the next step depends on."""
-        loop = {
-            "step": self.step,
-            "version": self.version,
-            "skipped_in_row": self.skipped_in_row,
-            "skipped_in_all": self.skipped_in_all,
-            "drawn": self.parts.judge.drawn,
-        }
+        loop = {**self.loop_state, "version": self.version, "drawn": self.parts.judge.drawn}
         return {"loop": (loop, None), "sampler": self.parts.sampler.state()}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint as if the run had never stopped."""
-        parts = self.parts
-        parts.trainer.what = "loading the checkpoint"
-        parts.trainer.load(checkpoint.path / MODEL)
-        loop, _ = read_state(checkpoint.path, "loop")
-        self.step = parts.saver.newest = loop["step"]
+        loop = self.restore_loop(checkpoint)
         self.version = loop["version"] - 1  # the first sync publishes the version that the next step was to be sampled with
-        self.skipped_in_row, self.skipped_in_all = loop["skipped_in_row"], loop["skipped_in_all"]
-        parts.judge.drawn = loop["drawn"]
-        parts.sampler.restore(*read_state(checkpoint.path, "sampler"))
-        if checkpoint.manifest.data["fingerprint"] == parts.data:  # else other data, from its beginning
-            parts.cursor = Cursor.restore(checkpoint.manifest.data["cursor"], parts.cursor.n_rows)
+        self.parts.judge.drawn = loop["drawn"]
+        self.parts.sampler.restore(*read_state(checkpoint.path, "sampler"))
+        self.parts.cursor = self.restored_cursor(checkpoint)
 
 
 def step_metrics(collected: Collected, results: Sequence[UpdateResult], config: DapoRecipe) -> dict[str, float]:

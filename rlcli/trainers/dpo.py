@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rlcli.algorithms.dpo import DpoLoss, summarise
 from rlcli.algorithms.schedule import learning_rate
 from rlcli.checkpoint.find import Checkpoint
-from rlcli.checkpoint.manifest import Manifest
-from rlcli.checkpoint.state import read_state
 from rlcli.cluster.processes import ProcessId, tree_memory
-from rlcli.config.load import to_dict
 from rlcli.config.schema import DpoLossConfig, DpoRecipe
 from rlcli.data.cursor import Cursor
 from rlcli.engines.base import UpdateResult
 from rlcli.engines.probe import tolerance
 from rlcli.engines.train_group import TrainGroup
-from rlcli.errors import RunError, StoppedEarly
-from rlcli.runs.environment import versions
+from rlcli.errors import RunError
 from rlcli.runs.folder import RunFolder
-from rlcli.trainers.clock import Clock
+from rlcli.trainers.loop import Loop
 from rlcli.trainers.pair_rows import Pairs
 from rlcli.trainers.reference import PART_PAIRS, Scores
-from rlcli.trainers.saving import MODEL, Saver, State
+from rlcli.trainers.saving import Saver, State
 from rlcli.trainers.stopping import Stopper
 from rlcli.types import TrainRow
 
@@ -74,19 +71,16 @@ def total_steps(config: DpoRecipe, pairs: int) -> int:
     return config.train.steps or max(1, math.ceil(pairs * config.train.epochs / config.train.batch_pairs))
 
 
-class DpoTrainer:
-    """Runs the steps of one recipe. `step` counts finished updates."""
+class DpoTrainer(Loop):
+    """Runs the steps of one recipe; a step is an update."""
+
+    kind = "dpo"
 
     def __init__(self, config: DpoRecipe, parts: DpoParts) -> None:
-        self.config, self.parts, self.run = config, parts, parts.run
+        super().__init__(config, parts, total_steps(config, len(parts.pairs)))
+        self.config, self.parts = config, parts
         self.loss = make_loss(config.dpo)
-        self.steps = total_steps(config, len(parts.pairs))
         self.cursor = Cursor(len(parts.pairs), config.train.seed, config.data.shuffle)
-        self.clock = Clock()
-        self.step = 0
-        self.skipped_in_row = 0
-        self.skipped_in_all = 0
-        self.newest: dict[str, float] = {}
 
     def train(self) -> None:
         """All steps that are left. Raises StoppedEarly after saving what resumes."""
@@ -99,7 +93,7 @@ class DpoTrainer:
                 numbers, result = self.update()
             self.step += 1
             self.record(numbers, result)
-            if config.eval.every and self.step % config.eval.every == 0 and self.step < self.steps:
+            if self.eval_due:
                 self.evaluate(f"after step {self.step}")
             self.save_if_due()
             self.stop_if_asked()
@@ -157,14 +151,8 @@ class DpoTrainer:
         if not result.skipped:
             self.skipped_in_row = 0
             return
-        self.skipped_in_row += 1
-        self.skipped_in_all += 1
         places = ", ".join(str(self.parts.pairs.numbers[number]) for number in numbers)
-        why = f"step {self.step + 1}: loss or gradient is not finite (gradient norm {result.grad_norm}); rows of the data set: {places}"
-        self.run.console.warn(f"{why}; the update was skipped")
-        if self.config.train.on_nonfinite == "stop" or self.skipped_in_row >= self.config.train.max_nonfinite:
-            self.save()
-            raise RunError(f"{why}. {self.skipped_in_row} in a row; the run can be resumed with: msrl resume --ckpt {self.run.path}")
+        self.count_skipped(f"step {self.step + 1}: loss or gradient is not finite (gradient norm {result.grad_norm}); rows of the data set: {places}")
 
     # ---------------------------------------------------------------- beside the steps
 
@@ -207,46 +195,18 @@ class DpoTrainer:
         self.run.log_step(self.step, metrics)
         self.newest = dict(metrics)  # an evaluation counts for the checkpoint of its own step alone
 
-    def save_if_due(self) -> None:
-        every = self.config.checkpoint.every
-        with self.clock.stage("save"):
-            self.parts.saver.poll()
-            if every and self.step % every == 0 and self.step < self.steps:
-                self.parts.saver.try_save(self.manifest(), self.state())
+    @property
+    def place(self) -> Cursor:
+        return self.cursor
 
-    def save(self) -> None:
-        """Write a checkpoint and wait until it is on disk."""
-        self.parts.saver.save(self.manifest(), self.state())
-        self.parts.saver.wait()
-
-    def stop_if_asked(self) -> None:
-        reason = self.parts.stopper.reason
-        if reason is not None and self.step < self.steps:
-            self.save()
-            raise StoppedEarly(f"stopped after step {self.step} of {self.steps} ({reason}); go on with: msrl resume --ckpt {self.run.path}")
-
-    def manifest(self) -> Manifest:
-        return Manifest(
-            kind="dpo",
-            step=self.step,
-            consumed=self.cursor.taken,
-            config=to_dict(self.config),
-            versions=versions(),
-            layout={**asdict(self.config.parallel), "data": self.parts.trainer.data_parallel},
-            model=self.parts.model,
-            data={"fingerprint": self.parts.pairs.fingerprint, "cursor": self.cursor.state(), "reference": self.parts.reference_weights},
-            metrics=dict(self.newest),  # a copy: the manifest may be written while later steps go on
-            optimizer=self.config.checkpoint.save_optimizer,
-        )
+    @property
+    def data_state(self) -> dict[str, Any]:
+        return {"fingerprint": self.parts.pairs.fingerprint, "reference": self.parts.reference_weights}
 
     def state(self) -> State:
-        return {"loop": ({"step": self.step, "skipped_in_row": self.skipped_in_row, "skipped_in_all": self.skipped_in_all}, None)}
+        return {"loop": (self.loop_state, None)}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint as if the run had never stopped."""
-        self.parts.trainer.what = "loading the checkpoint"
-        self.parts.trainer.load(checkpoint.path / MODEL)
-        loop, _ = read_state(checkpoint.path, "loop")
-        self.step, self.skipped_in_row, self.skipped_in_all = loop["step"], loop["skipped_in_row"], loop["skipped_in_all"]
-        if checkpoint.manifest.data["fingerprint"] == self.parts.pairs.fingerprint:  # else other data, from its beginning
-            self.cursor = Cursor.restore(checkpoint.manifest.data["cursor"], len(self.parts.pairs))
+        self.restore_loop(checkpoint)
+        self.cursor = self.restored_cursor(checkpoint)
