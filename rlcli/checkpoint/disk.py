@@ -22,13 +22,13 @@ THREADS = min(8, os.cpu_count() or 1)
 
 def make_folder(path: Path) -> None:
     """Make a folder and those above it."""
-    with _named("make the folder", path):
+    with named("make the folder", path):
         path.mkdir(parents=True, exist_ok=True)
 
 
 def write_file(path: Path, data: bytes) -> None:
     """Write a whole file and see it to the disk."""
-    with _named("write", path), path.open("wb") as out:
+    with named("write", path), path.open("wb") as out:
         out.write(data)
         out.flush()
         os.fsync(out.fileno())
@@ -46,7 +46,7 @@ def seal_files(paths: Sequence[Path]) -> list[tuple[int, str]]:
 
 def sync_file(path: Path) -> None:
     """See the content of a file that somebody else wrote to the disk."""
-    with _named("see to the disk", path):
+    with named("see to the disk", path):
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -58,7 +58,7 @@ def hash_file(path: Path) -> tuple[int, str]:
     """(bytes, sha256) of a file, read in blocks."""
     digest, size = hashlib.sha256(), 0
     buffer = memoryview(bytearray(BLOCK))
-    with _named("read", path), path.open("rb", buffering=0) as source:
+    with named("read", path), path.open("rb", buffering=0) as source:
         while count := source.readinto(buffer):
             digest.update(buffer[:count])
             size += count
@@ -72,7 +72,7 @@ def sync_folder(path: Path) -> None:
 
 def rename(old: Path, new: Path) -> None:
     """Give a folder its new name, in one step; there must be nothing of that name."""
-    with _named("rename to " + new.name, old):
+    with named("rename to " + new.name, old):
         if new.exists():
             raise FileExistsError(errno.EEXIST, "exists already")
         os.rename(old, new)
@@ -80,7 +80,7 @@ def rename(old: Path, new: Path) -> None:
 
 def delete_folder(path: Path) -> None:
     """Remove a folder and all in it."""
-    with _named("remove", path):
+    with named("remove", path):
         shutil.rmtree(path)
 
 
@@ -90,7 +90,7 @@ def files_in(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _named(what: str, path: Path) -> Iterator[None]:
+def named(what: str, path: Path) -> Iterator[None]:
     """Turns the system's errors into one line."""
     try:
         yield

@@ -6,6 +6,7 @@ imported only once the platform has prepared the process, so importing this modu
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 import warnings
@@ -69,8 +70,10 @@ class TrainRank:
         self.model = build_model(self.spec, self.layout, self.dtype, setup.recompute, setup.deterministic)
         load_hf(self.model, self.spec, self.layout)
         self.trainer = Trainer(self.model, setup.optim, self.dtype)
-        self.store = Store()
+        self.store = Store(self.share)
         self.passes = Passes(self.trainer.model, self.model, self.spec.vocab, setup.temperature, setup.head_chunk_tokens)
+        gc.collect()
+        gc.freeze()  # what stands now stays to the end: no need to look through it at every collection, which Megatron asks for at every save
 
     @property
     def speaks(self) -> bool:
@@ -105,6 +108,7 @@ class TrainRank:
         reports = [report for report in self.share(mine if self.speaks else None) if report is not None]
         finite = math.isfinite(norm) and all(math.isfinite(report[2]) for report in reports)
         if finite:
+            self.store.settle()  # what is being saved must not change under the writer
             self.trainer.step(lr, norm)
         return UpdateResult(
             metrics=merge([report[0] for report in reports], [report[1] for report in reports]),
@@ -149,7 +153,7 @@ class TrainRank:
         return parallel_state.get_data_parallel_rank() == 0
 
     def save(self, folder: str | Path, asynchronous: bool = False, optimizer: bool = True) -> None:
-        """Write model and optimizer into `folder`, which exists; loads at any layout. asynchronous: returns once the state is safe from updates."""
+        """Write model and optimizer into `folder`, which exists; loads at any layout. asynchronous: returns at once, and the next update waits until its state is written."""
         self.store.save(self.model, self.trainer, Path(folder), asynchronous, optimizer)
 
     def save_finished(self, wait: bool = False) -> bool:

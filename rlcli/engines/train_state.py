@@ -1,50 +1,94 @@
-"""Saving and loading of model and optimizer by Megatron's distributed checkpointing: every rank writes its share, any layout reads it.
+"""Saving and loading of model and optimizer in Megatron's torch_dist format: every rank writes its share, any layout reads it.
+
+Megatron says where each tensor belongs and reads the files; they are written here. Its own writer copies the optimizer's state two
+to three times and forks; here every data parallel rank writes the part that it owns, from where it lies.
 
 Import this only where the platform has prepared the process for Megatron (`Platform.before_megatron`).
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+from megatron.core.dist_checkpointing.dict_utils import nested_values
+from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory, is_main_replica
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+
+from rlcli.checkpoint.dist_records import describe
+from rlcli.checkpoint.shard_writer import Piece, ShardWriter, runs
 
 if TYPE_CHECKING:
     from rlcli.engines.optimizer import Trainer
 
-# The optimizer's state is gathered over data parallel ranks, so that it loads at any TP, PP and DP.
-OPTIMIZER_LAYOUT = {"distrib_optim_sharding_type": "fully_reshardable"}
+LAYOUT = {"distrib_optim_sharding_type": "fully_reshardable"}  # the optimizer's state has the shapes of the model's parameters
+PREFIX = "optimizer.state"  # Megatron's, of the names of what belongs to a parameter
+
+Share = Callable[[Any], list[Any]]  # every rank's value, in rank order
 
 
 class Store:
-    """Writes and reads the training state of this rank; every call is made by all ranks."""
+    """Writes and reads the training state of this rank; every call but `settle` is made by all ranks."""
 
-    def __init__(self) -> None:
-        self.writing: AsyncCallsQueue | None = None
+    def __init__(self, share: Share) -> None:
+        self.share = share
+        self.writer: ShardWriter | None = None
+        self.folder, self.common = Path(), dict[str, Any]()
 
     def save(self, model: Any, trainer: Trainer, folder: Path, asynchronous: bool, optimizer: bool) -> None:
-        """Write into `folder`, which exists and is empty. asynchronous: a forked process writes what stood in memory at the time of the call."""
+        """Write into `folder`, which exists and is empty. asynchronous: returns at once; `settle` before weights or optimizer change."""
         self.finished(wait=True)
         if optimizer:
             begin_moments(trainer)
-        state = sharded_state(model, trainer, loading=False, optimizer=optimizer)
-        request = dist_checkpointing.save(state, str(folder), async_sharded_save=asynchronous)
-        if asynchronous:
-            self.writing = self.writing or AsyncCallsQueue()
-            self.writing.schedule_async_request(request)
+        state, self.common = save_preprocess(sharded_state(model, trainer, loading=False, optimizer=optimizer), validate_access_integrity=False)
+        mine = [part for part in nested_values(state) if is_main_replica(part.replica_id)]
+        pieces = [piece_of(part) for part in mine if isinstance(part, ShardedTensor)]
+        objects = {part.unique_key: [part.data] for part in mine if isinstance(part, ShardedObject)}
+        self.folder, rank = folder, torch.distributed.get_rank()
+        self.writer = ShardWriter(folder / f"__{rank}_0.distcp", pieces, objects)
+        if not asynchronous:
+            self.finished(wait=True)
+
+    def settle(self) -> None:
+        """Return when this rank's weights and optimizer may change."""
+        if self.writer is not None:
+            self.writer.settle()
 
     def finished(self, wait: bool) -> bool:
-        """Whether nothing is being written any more, on all ranks; `wait`: return only then. Raises what the writing raised."""
-        if self.writing is None:
+        """Whether nothing is being written any more, on all ranks; `wait`: return only then. Raises, on every rank, what any rank's writing raised."""
+        if self.writer is None:
             return True
-        self.writing.maybe_finalize_async_calls(blocking=wait)
-        return self.writing.get_num_unfinalized_calls() == 0
+        done = self.writer.done(wait)
+        answers = self.share((done, self.writer.placed if done else None, self.writer.error if done else None))
+        if not all(answer[0] for answer in answers):
+            return False
+        self.writer = None
+        error = next((answer[2] for answer in answers if answer[2] is not None), None)
+        if error is None:
+            error = next(filter(None, self.share(self.describe(answers))), None)
+        if error is not None:
+            raise error
+        return True
+
+    def describe(self, answers: list[Any]) -> Exception | None:
+        """On the first rank, write what makes the files of all one checkpoint; what went wrong."""
+        if torch.distributed.get_rank() == 0:
+            try:
+                describe(self.folder, itertools.chain.from_iterable(answer[1] for answer in answers), self.common)
+            except Exception as error:
+                return error
+        return None
 
     def load(self, model: Any, trainer: Trainer, folder: Path, optimizer: bool) -> None:
         """Set weights, and optimizer state if asked, to what lies in `folder`."""
+        self.finished(wait=True)
         with torch.no_grad():
             state = dist_checkpointing.load(sharded_state(model, trainer, loading=True, optimizer=optimizer), str(folder))
             model.load_state_dict(state["model"])
@@ -56,14 +100,12 @@ class Store:
 
     def close(self) -> None:
         """Wait for what is being written."""
-        self.finished(wait=True)
-        if self.writing is not None:
-            self.writing.close()
-            self.writing = None
+        if self.writer is not None:
+            self.writer.done(wait=True)
 
 
 def begin_moments(trainer: Trainer) -> None:
-    """Give parameters that were never updated the moments that their first update begins with: Megatron saves only what is there."""
+    """Adam's state before the first step, which a save at the start holds too: zeros, at step 0, the same as without."""
     for part in trainer.optimizer.chained_optimizers:
         for group in part.optimizer.param_groups:
             group.setdefault("step", 0)
@@ -76,5 +118,50 @@ def sharded_state(model: Any, trainer: Trainer, loading: bool, optimizer: bool) 
     """This rank's shards of model and optimizer, with their places in the whole."""
     state = {"model": model.sharded_state_dict()}
     if optimizer:
-        state["optimizer"] = trainer.optimizer.sharded_state_dict(state["model"], is_loading=loading, metadata=OPTIMIZER_LAYOUT)
+        for part in trainer.optimizer.chained_optimizers:
+            part.__dict__.pop("sharded_param_state_fully_reshardable", None)
+            if not loading:
+                part.sharded_param_state_fully_reshardable = partial(owned_state, part)
+        state["optimizer"] = trainer.optimizer.sharded_state_dict(state["model"], is_loading=loading, metadata=LAYOUT)
     return state
+
+
+def owned_state(part: Any, model_state: dict[str, Any], *unused: Any, **also_unused: Any) -> list[ShardedTensor]:
+    """What this rank owns of the optimizer's state: master weights and moments, as boxes of tensors shaped like the parameters.
+
+    Stands in for Megatron's gathering of everything on every data parallel rank.
+    """
+    places = {id(value.data): value for value in nested_values(model_state) if isinstance(value, (ShardedTensor, ShardedTensorFactory))}
+    out: list[ShardedTensor] = []
+    for maps in part.gbuf_ranges:
+        for owned in (owned for buckets in maps.values() for bucket in buckets for owned in bucket["param_map"].items()):
+            param, begin = owned[0], owned[1]["param"].start
+            for name, values in part._get_main_param_and_optimizer_states(param).items():
+                if torch.is_tensor(values) and values.dim():
+                    out += boxes(places[id(param)], param, begin, values, f"{PREFIX}.{name}.")
+    return out
+
+
+def boxes(place: Any, param: torch.Tensor, begin: int, values: torch.Tensor, prefix: str) -> Iterator[ShardedTensor]:
+    """`values`, which belong to the parameter's elements from `begin` on in row order, as boxes of the whole tensor that `place` tells."""
+    flat, end = values.detach().reshape(-1), begin + values.numel()
+    for shard in [place] if isinstance(place, ShardedTensor) else nested_values(place.build()):
+        first = shard.data.storage_offset() - param.storage_offset()  # a factory's shards are runs of the parameter's rows
+        start, stop = max(begin, first), min(end, first + shard.data.numel())
+        for corner, size, number in runs(start - first, stop - first, tuple(shard.local_shape)):
+            at, lead = first + number - begin, shard.prepend_axis_num
+            yield replace(
+                shard,
+                key=prefix + shard.key,
+                data=flat[at : at + math.prod(size)].view(size),
+                dtype=flat.dtype,
+                local_shape=size,
+                global_offset=(*shard.global_offset[:lead], *(o + c for o, c in zip(shard.global_offset[lead:], corner, strict=True))),
+                axis_fragmentations=None,
+                replica_id=(*shard.replica_id[:2], 0),  # data parallel ranks own different parts
+            )
+
+
+def piece_of(shard: ShardedTensor) -> Piece:
+    """What the writer needs of Megatron's shard."""
+    return Piece(shard.key, tuple(shard.global_shape), tuple(shard.global_offset), (*(1,) * shard.prepend_axis_num, *shard.local_shape), shard.data)

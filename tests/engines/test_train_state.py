@@ -100,8 +100,8 @@ def load_and_go_on(rank: int, world: int, folder: Path, job: Job, rows: list[Tra
 
 @pytest.mark.parametrize(
     ("written", "read", "asynchronous"),
-    [((1, 1, 1), (2, 1, 2), False), ((2, 2, 1), (2, 2, 1), True), ((2, 1, 2), (2, 1, 1), True)],
-    ids=["one-to-pp2", "tp2-to-tp2", "pp2-to-dp2"],
+    [((1, 1, 1), (2, 1, 2), False), ((2, 2, 1), (2, 2, 1), True), ((2, 1, 2), (2, 1, 1), True), ((3, 1, 1), (2, 2, 1), True)],
+    ids=["one-to-pp2", "tp2-to-tp2", "pp2-to-dp2", "dp3-to-tp2"],
 )
 def test_training_goes_on_from_a_save(
     tiny_model_factory: Callable[..., Path], tmp_path: Path, written: tuple[int, int, int], read: tuple[int, int, int], asynchronous: bool
