@@ -103,7 +103,7 @@ class ShardWriter:
 
 def raw_bytes(tensor: torch.Tensor) -> memoryview:
     """The elements in row order; the tensor's own memory where it lies on the host in that order."""
-    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 def write_all(handle: int, data: memoryview) -> None:
