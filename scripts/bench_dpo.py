@@ -95,7 +95,7 @@ def run_peer(args: argparse.Namespace, data: Path, work: Path) -> Side:
     command += ["--micro-batch", str(args.micro_batch), "--tokens", str(args.tokens), "--threads", str(args.cores)]
     env = {**tcmalloc(), "OMP_NUM_THREADS": str(args.cores), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     lines, memory = measure(command, env, work / "trl.log")
-    said = [json.loads(line) for line in lines if line.startswith("{")]
+    said = [json.loads(line) for line in lines if line.startswith('{"')]  # what TRL itself logs has single quotes
     steps = [row["seconds"] for row in said if "step" in row]
     reference = next(row["seconds"] / row["reference"] for row in said if "reference" in row)
     return Side("TRL", steps[args.warmup :], reference, memory, [float(row["loss"]) for row in said if "logged" in row])

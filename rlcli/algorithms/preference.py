@@ -166,9 +166,12 @@ def apo_down(seen: Seen) -> Tensor:
 
 
 def discopop(seen: Seen) -> Tensor:
-    """(1 - m)(-log sigmoid(z)) + m exp(-z), m = sigmoid(z / 0.05): log-ratio modulated loss (arXiv 2406.08414, Eq. 5)."""
-    mix = torch.sigmoid(seen.z / DISCOPOP_TAU)
-    return -(1.0 - mix) * F.logsigmoid(seen.z) + mix * torch.exp(-seen.z)
+    """(1 - m)(-log sigmoid(z)) + m exp(-z), m = sigmoid(z / 0.05): log-ratio modulated loss (arXiv 2406.08414, Eq. 5).
+
+    m exp(-z) as one exponential: apart they are 0 and infinite where z is far below 0.
+    """
+    modulation = seen.z / DISCOPOP_TAU
+    return -torch.sigmoid(-modulation) * F.logsigmoid(seen.z) + torch.exp(F.logsigmoid(modulation) - seen.z)
 
 
 def simpo(seen: Seen) -> Tensor:

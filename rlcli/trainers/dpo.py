@@ -114,7 +114,8 @@ class DpoTrainer(Loop):
             rows = loss.gathered(rows, self.parts.trainer.logprobs(rows)[0])
         result = self.parts.trainer.update(rows, loss, learning_rate(self.step, self.config.optim, self.steps))
         self.check_finite(result, numbers)
-        self.check_reference(result)
+        if not result.skipped:
+            self.check_reference(summarise(result.metrics))
         return numbers, result
 
     @property
@@ -136,14 +137,14 @@ class DpoTrainer(Loop):
         scores = reference(numbers, rows)
         return [replace(row, fields={**row.fields, "ref_logprobs": pair}) for row, pair in zip(rows, scores, strict=True)]
 
-    def check_reference(self, result: UpdateResult) -> None:
+    def check_reference(self, measured: dict[str, float]) -> None:
         """Before the first update policy and reference are the same weights: what was given for the reference must be near to the policy's log-probs."""
-        gap = summarise(result.metrics).get("reference_gap", 0.0)
+        gap = measured.get("reference_gap", 0.0)
         limit = tolerance(0.0, self.config.train.dtype)
-        if gap > limit:
+        if not gap <= limit:  # a gap that is no number is none either
             raise RunError(
-                f"step 1: the reference's log-probs differ from the model's own by {gap:.3g} nats a token before any update (limit {limit:g}): "
-                "delete the folders reference-* in that of the prepared data, and start again"
+                f"{self.parts.trainer.what}: the reference's log-probs differ from the model's own by {gap:.3g} nats a token before any update "
+                f"(limit {limit:g}): delete the folders reference-* in those of the prepared data, and start again"
             )
 
     def check_finite(self, result: UpdateResult, numbers: list[int]) -> None:
@@ -171,6 +172,8 @@ class DpoTrainer(Loop):
             logprobs += self.parts.trainer.logprobs(some)[0]
             rows += some
         measured = replace(self.loss, reference_is_current=self.is_reference).measure(rows, logprobs)
+        if math.isfinite(measured["loss"]):
+            self.check_reference(measured)
         measured["truncated_pairs"] = held_out.share_cut(range(limit))
         self.run.log_eval(self.step, measured, when)
         self.newest |= {f"eval/{name}": value for name, value in measured.items()}

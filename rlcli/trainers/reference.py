@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import json
 import os
+import tempfile
 import time
 import zipfile
 from collections import OrderedDict
@@ -23,7 +24,7 @@ import numpy as np
 
 from rlcli.cluster.launch import LocalCluster
 from rlcli.engines.train_group import TrainGroup
-from rlcli.errors import RunError, StoppedEarly
+from rlcli.errors import RunError, StoppedEarly, UserError
 from rlcli.trainers.pair_rows import Pairs
 from rlcli.types import FloatArray, TrainRow
 
@@ -60,12 +61,15 @@ class ReferenceCache:
     """Reference log-probs of all pairs of one data set, in parts of `PART_PAIRS` pairs.
 
     weights: `weights_digest` of the reference. arithmetic: whatever else its log-probs depend on, as JSON values.
+    Raises UserError where something is missing, and the folder cannot be written: before anything is computed.
     """
 
     def __init__(self, pairs: Pairs, weights: str, *arithmetic: Any) -> None:
         self.pairs = pairs
         self.folder = pairs.source.folder / f"reference-{cache_key(pairs, weights, *arithmetic)}"
         self._parts: OrderedDict[int, tuple[FloatArray, Any]] = OrderedDict()
+        if self.missing():
+            self._try_folder()
 
     @property
     def parts(self) -> int:
@@ -88,7 +92,9 @@ class ReferenceCache:
             if asked():
                 raise StoppedEarly(f"stopped while computing reference log-probs, {computed} of them new; start the run again: what is done is kept")
             numbers = self._numbers(part)
-            self._write(part, logprobs(self.pairs.rows(numbers)))
+            scores = logprobs(self.pairs.rows(numbers))
+            self._check_finite(numbers, scores)
+            self._write(part, scores)
             computed += len(numbers)
             if time.monotonic() > told + TELL_EVERY_S:
                 told = time.monotonic()
@@ -108,6 +114,27 @@ class ReferenceCache:
             first = int(starts[place])
             out.append([values[first : first + lengths[0]], values[first + lengths[0] : first + sum(lengths)]])
         return out
+
+    def _check_finite(self, numbers: range, scores: Scores) -> None:
+        """Raise RunError for a reference that gives no numbers: kept, they would spoil every later run too."""
+        bad = [self.pairs.numbers[number] for number, pair in zip(numbers, scores, strict=True) if not all(np.isfinite(answer).all() for answer in pair)]
+        if bad:
+            raise RunError(
+                f"reference log-probs are not finite for {len(bad)} of {len(numbers)} pairs (the first: row {bad[0]} of {self.pairs.source.folder}): "
+                "the reference's weights are damaged, or too large for train.dtype"
+            )
+
+    def _try_folder(self) -> None:
+        """Raise UserError where the folder cannot be made or written."""
+        try:
+            self.folder.mkdir(exist_ok=True)
+            with tempfile.TemporaryFile(dir=self.folder):
+                pass
+        except OSError as error:
+            raise UserError(f"{self._unwritable(error)}; copy the data to a folder that can be written, or use dpo.reference=live") from error
+
+    def _unwritable(self, error: OSError) -> str:
+        return f"reference log-probs cannot be written to {self.folder}: {error.strerror}"
 
     def _numbers(self, part: int) -> range:
         return range(part * PART_PAIRS, min((part + 1) * PART_PAIRS, len(self.pairs)))
@@ -129,7 +156,7 @@ class ReferenceCache:
         except OSError as error:
             with contextlib.suppress(OSError):
                 beside.unlink()
-            raise RunError(f"reference log-probs cannot be written to {self.folder}: {error.strerror}; use dpo.reference=live, or a data folder that can be written") from error
+            raise RunError(f"{self._unwritable(error)}; what was written before is kept: start the run again once there is room") from error
 
     def _part(self, part: int) -> tuple[FloatArray, Any]:
         if part not in self._parts:

@@ -127,6 +127,72 @@ def test_policy_equal_to_reference(name):
         assert (out["margin"], out["reward_chosen"], out["reward_rejected"], out["accuracy"], out["kl"]) == (0.0, 0.0, 0.0, 0.5, 0.0)
 
 
+def softplus(x):
+    return math.log1p(math.exp(x))
+
+
+def log_odds(logp):
+    return logp - math.log(1 - math.exp(logp))
+
+
+# Each loss of one pair of one-token answers as a function of the log-ratios c and r, in plain numbers; log-probs are c - 2 and r - 2.5.
+# What losses take from the mini-batch as a whole (of a single pair here) is fixed at C, R, as it has no gradient.
+SHIFT = BETA * (C + R) / 2
+SCALARS = {
+    "sigmoid": lambda c, r: softplus(-BETA * (c - r)),
+    "sigmoid_norm": lambda c, r: softplus(-BETA * (c - r)),
+    "hinge": lambda c, r: max(0.0, 1 - BETA * (c - r)),
+    "ipo": lambda c, r: (c - r - 1 / (2 * BETA)) ** 2,
+    "robust": lambda c, r: (0.9 * softplus(-BETA * (c - r)) - 0.1 * softplus(BETA * (c - r))) / 0.8,
+    "exo_pair": lambda c, r: sum(p * math.log(p / q) for p, q in ((sig(BETA * (c - r)), 0.9), (sig(BETA * (r - c)), 0.1))),
+    "nca_pair": lambda c, r: softplus(-BETA * c) + (softplus(BETA * c) + softplus(BETA * r)) / 2,
+    "bco_pair": lambda c, r: softplus(SHIFT - BETA * c) + softplus(BETA * r - SHIFT),
+    "sppo_hard": lambda c, r: (c - 0.5 / BETA) ** 2 + (r + 0.5 / BETA) ** 2,
+    "aot": lambda c, r: softplus(-BETA * ((c - 2) - (r - 2.5) - 0.5)),
+    "aot_unpaired": lambda c, r: softplus(-BETA * (c - r)),
+    "apo_zero": lambda c, r: sig(-BETA * c) + sig(BETA * r),
+    "apo_down": lambda c, r: sig(BETA * c) + sig(BETA * (r - c)),
+    "discopop": lambda c, r: sig(-20 * BETA * (c - r)) * softplus(-BETA * (c - r)) + sig(20 * BETA * (c - r)) * math.exp(-BETA * (c - r)),
+    "simpo": lambda c, r: softplus(-BETA * (c - 2 - r + 2.5)),
+    "orpo": lambda c, r: 2 - c + BETA * softplus(log_odds(r - 2.5) - log_odds(c - 2)),
+    "kto_pair": lambda c, r: (sig(BETA * (max(R, 0) - c)) + sig(BETA * (r - max(C, 0)))) / 2,
+}
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_value_and_gradient_by_hand(name):
+    """The gradient is that of the formula in plain numbers, by central differences."""
+    loss = DpoLoss(losses=(name,), beta=BETA, label_smoothing=E if name in ("robust", "exo_pair") else 0.0)
+    tokens = pair(C, R)
+    if loss.needs_gather:
+        row = TrainRow(np.zeros(1, np.int32), [np.zeros(1, np.int32)] * 2, {"ref_logprobs": [np.float32([-2.0]), np.float32([-2.5])]})
+        (row,) = loss.gathered([row], [[np.float32([-2 + C]), np.float32([-2.5 + R])]])
+        tokens = pair(C, R, **{key: [values.tolist() for values in row.fields[key]] for key in row.fields if key != "ref_logprobs"})
+    out = loss(tokens).loss
+    out.backward()
+    step, scalar = 1e-5, SCALARS[name]
+    assert out.item() == pytest.approx(scalar(C, R), abs=1e-6)
+    by_c = (scalar(C + step, R) - scalar(C - step, R)) / (2 * step)
+    by_r = (scalar(C, R + step) - scalar(C, R - step)) / (2 * step)
+    assert tokens.logprobs_N.grad.tolist() == pytest.approx([by_c, by_r], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize(("chosen", "rejected"), [(-3000.0, -1.0), (-1.0, -3000.0), (-3000.0, -3000.0), (-1e-7, -1e-7)])
+def test_answers_far_from_the_reference_have_a_finite_loss_and_gradient(name, chosen, rejected):
+    loss = DpoLoss(losses=(name,), beta=1.0, label_smoothing=0.001 if name == "exo_pair" else 0.0)
+    reference = [np.float32([-2.0]), np.float32([-2.5])]
+    rows = [TrainRow(np.zeros(1, np.int32), [np.zeros(1, np.int32)] * 2, {"ref_logprobs": reference})]
+    logprobs = [[np.float32([chosen]), np.float32([rejected])]]
+    rows = loss.gathered(rows, logprobs) if loss.needs_gather else rows
+    tokens = tokens_of(rows, logprobs)
+    tokens.logprobs_N.requires_grad_()
+    out = loss(tokens)
+    out.loss.backward()
+    assert math.isfinite(out.loss.item())
+    assert torch.isfinite(tokens.logprobs_N.grad).all()
+
+
 def test_masks_lengths_and_ld_alpha_by_hand():
     answers, mask = [[-1.0, -9.0, -2.0, -4.0], [-3.0, -1.0]], [[1, 0, 1, 1], [1, 1]]
     tokens = make(answers, [[0.0] * 4, [0.0] * 2], mask)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlcli.config.schema import PairsConfig
 from rlcli.data.prepare import open_or_prepare
 from rlcli.data.store import Pair, PairSet
+from rlcli.data.tokens import load_tokenizer
 from rlcli.errors import UserError
 from rlcli.trainers.pair_rows import Pairs, fit, refuse_overlap, training_row
 
@@ -107,6 +108,36 @@ def test_a_conversation_is_trained_on_its_last_answer_or_on_all() -> None:
     assert [mask.tolist() for mask in every.fields["mask"]] == [[1, 1, 0, 1, 1, 1], [1, 1, 1]]
     assert fit(talk, config(most=5)) == "no_trained_token"  # three tokens are left of the answer: its last turn is gone
     assert isinstance(fit(talk, config(most=5, train_on="all_answers")), Pair)
+
+
+TALK = [("system", "S"), ("user", "one"), ("assistant", "eins"), ("user", "two")]
+GOOD = [("assistant", "zwei"), ("user", "three"), ("assistant", "drei")]
+BAD = [("assistant", "zwo"), ("user", "three"), ("assistant", "trois")]
+
+
+def said(turns: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+@pytest.mark.parametrize(
+    ("train_on", "chosen", "rejected"),
+    [("last_answer", "drei<|im_end|>", "trois<|im_end|>"), ("all_answers", "zwei<|im_end|>drei<|im_end|>", "zwo<|im_end|>trois<|im_end|>")],
+)
+@pytest.mark.parametrize("whole", [False, True])  # the prompt apart, or at the beginning of both conversations
+def test_a_conversation_of_many_turns_with_a_system_message(
+    tiny_tokenizer_folder: Path, tmp_path: Path, train_on: str, chosen: str, rejected: str, whole: bool
+) -> None:
+    """From a file to what is trained on. What chosen and rejected share is the prompt, and never trained on."""
+    row = {"chosen": said(TALK + GOOD), "rejected": said(TALK + BAD)} if whole else {"prompt": said(TALK), "chosen": said(GOOD), "rejected": said(BAD)}
+    (tmp_path / "talk.jsonl").write_text(json.dumps(row) + "\n")
+    source = open_or_prepare(str(tmp_path / "talk.jsonl"), "pairs", str(tiny_tokenizer_folder), 0, None, None, tmp_path / "cache")
+    assert isinstance(source, PairSet)
+    (made,) = Pairs.of(source, PairsConfig(train="", max_tokens=300, max_prompt_tokens=200, train_on=train_on)).rows([0])
+    decode = load_tokenizer(str(tiny_tokenizer_folder)).decode
+    shared = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in TALK)
+    assert decode(made.prompt).startswith(shared + "<|im_start|>assistant\n")
+    covered = [decode(answer[mask > 0]) for answer, mask in zip(made.responses, made.fields["mask"], strict=True)]
+    assert covered == [chosen, rejected]
 
 
 @pytest.fixture

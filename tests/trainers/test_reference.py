@@ -13,7 +13,7 @@ import pytest
 from rlcli.config.schema import PairsConfig
 from rlcli.data.prepare import open_or_prepare
 from rlcli.data.store import PairSet
-from rlcli.errors import RunError, StoppedEarly
+from rlcli.errors import RunError, StoppedEarly, UserError
 from rlcli.trainers import reference
 from rlcli.trainers.pair_rows import Pairs
 from rlcli.trainers.reference import PART_PAIRS, ReferenceCache, Scores, cache_key, weights_digest
@@ -145,8 +145,42 @@ def test_the_digest_sees_every_weight(tmp_path: Path) -> None:
     assert len({first, second, weights_digest(tmp_path)}) == 3
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(pairs: Pairs) -> None:
+def test_a_folder_that_cannot_be_written_is_known_before_anything_is_computed(pairs: Pairs) -> None:
+    folder = ReferenceCache(pairs, "weights").folder
+    folder.rmdir()
+    folder.write_text("a file where the folder should be")
+    with pytest.raises(UserError, match=r"cannot be written to .*; copy the data to a folder that can be written, or use dpo.reference=live") as caught:
+        ReferenceCache(pairs, "weights")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_cache_is_only_read(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from a folder that others prepared, mounted without the right to write."""
+    ReferenceCache(pairs, "weights").fill(Model(), lambda text: None)
+    for name in ("mkdir", "open"):
+        monkeypatch.setattr(Path, name, lambda *_, **__: pytest.fail("something was to be written"))
+    cache, said = ReferenceCache(pairs, "weights"), list[str]()
+    cache.fill(Model(broken_after=0), said.append)
+    assert "all from the cache" in said[-1]
+    assert len(cache.scores([1], pairs.rows([1]))) == 1
+
+
+def test_a_disk_that_fills_up_is_one_line(pairs: Pairs) -> None:
     cache = ReferenceCache(pairs, "weights")
-    cache.folder.write_text("a file where the folder should be")
-    with pytest.raises(RunError, match=r"cannot be written to .*; use dpo.reference=live, or a data folder that can be written"):
+    cache.folder.rmdir()
+    cache.folder.write_text("the folder is gone by now")
+    with pytest.raises(RunError, match=r"cannot be written to .*; what was written before is kept") as caught:
         cache.fill(Model(), lambda text: None)
+    assert "\n" not in str(caught.value)
+
+
+def test_log_probs_that_are_no_numbers_are_not_kept(pairs: Pairs) -> None:
+    def spoilt(rows: Sequence[TrainRow]) -> Scores:
+        scores = Model()(rows)
+        scores[3][1][0] = np.nan
+        return scores
+
+    cache = ReferenceCache(pairs, "weights")
+    with pytest.raises(RunError, match=rf"not finite for 1 of {PART_PAIRS} pairs \(the first: row 3 of .*\): the reference's weights are damaged"):
+        cache.fill(spoilt, lambda text: None)
+    assert len(cache.missing()) == 3
