@@ -226,8 +226,12 @@ def warnings(config: DapoRecipe | DpoRecipe, counts: Counts) -> list[str]:
         found.append(f"{what} = {batch} does not divide over {ranks} data parallel ranks: some wait for others")
     if isinstance(config, DapoRecipe):
         found += _dapo_warnings(config)
-    if counts.rows is not None and counts.rows < batch:
-        found.append(f"the data has {counts.rows} rows, fewer than one update takes ({batch}): rows repeat within it")
+    if counts.rows is not None:
+        taken = batch
+        if isinstance(config, DpoRecipe) and not config.train.steps:  # a run that is measured in epochs ends with them
+            taken = min(batch, round(counts.rows * config.train.epochs))
+        if counts.rows < taken:
+            found.append(f"the data has {counts.rows} rows, fewer than one update takes ({taken}): rows repeat within it")
     return found
 
 

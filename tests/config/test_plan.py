@@ -263,6 +263,20 @@ def test_what_works_but_is_seldom_meant_is_noted(overrides, rows, part):
     assert any(part in line for line in noted)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "part"),
+    [
+        (["train.epochs=1"], None),  # the only update takes the 20 pairs there are
+        (["train.epochs=1.5"], "20 rows, fewer than one update takes (30)"),
+        (["train.epochs=9"], "20 rows, fewer than one update takes (32)"),
+        (["train.steps=1"], "20 rows, fewer than one update takes (32)"),
+    ],
+)
+def test_few_pairs_repeat_within_an_update_only_beyond_an_epoch(overrides, part):
+    noted = plan(dpo(*overrides), None, Counts(rows=20)).warnings
+    assert noted == [] if part is None else any(part in line for line in noted)
+
+
 def test_a_plan_prints():
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(plan(dapo("rollout.top_p=0.9"), tiny(), Counts(rows=320, platform="cpu", memory=24 << 30)).render())
