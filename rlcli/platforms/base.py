@@ -47,25 +47,13 @@ class Platform(Protocol):
     """One kind of device. Instances hold no state; everything is asked of the machine when called."""
 
     name: str  # as in `cluster.platform`
-    device_type: str  # torch.device's type
     collectives: str  # torch.distributed's backend
-    ray_resource: str  # what Ray counts the devices as
-    visible_devices_env: str | None  # variable that says which devices a process may see
-    rollout_sleeps: bool  # vLLM can give its device memory back while training runs
 
     def device_count(self) -> int:
         """Devices of this machine that this process may use."""
         ...
 
-    def ray_amount(self, role: Role, threads: Threads) -> float:
-        """How much of `ray_resource` one worker of `role` asks for; 0 where roles take turns and nothing needs counting."""
-        ...
-
-    def set_device(self, index: int) -> None: ...
-
     def memory(self) -> Memory: ...
-
-    def empty_cache(self) -> None: ...
 
     def env(self, role: Role, threads: Threads, preload: str = "") -> dict[str, str]:
         """Environment that a worker of `role` must be started with. `preload` is the value for LD_PRELOAD, "" for none."""

@@ -21,34 +21,16 @@ class CpuPlatform:
     """One device: all cores that this process may use."""
 
     name = "cpu"
-    device_type = "cpu"
     collectives = "gloo"
-    ray_resource = "CPU"
-    visible_devices_env: str | None = None
-    rollout_sleeps = False
 
     def device_count(self) -> int:
         return len(allowed_cores())
-
-    def ray_amount(self, role: Role, threads: Threads) -> float:
-        return 0.0  # colocated roles use the same cores in turn; threads are shared out by `env`
-
-    def set_device(self, index: int) -> None:
-        """There is one device, whatever the index."""
 
     def memory(self) -> Memory:
         page = resource.getpagesize()
         resident = int(Path("/proc/self/statm").read_text().split()[1]) * page
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         return Memory(resident, peak, _meminfo("MemAvailable"), _meminfo("MemTotal"))
-
-    def empty_cache(self) -> None:
-        """Give freed blocks back to the system, where the allocator can."""
-        import ctypes
-
-        libc = ctypes.CDLL(None)
-        if hasattr(libc, "malloc_trim"):
-            libc.malloc_trim(0)
 
     def env(self, role: Role, threads: Threads, preload: str = "") -> dict[str, str]:
         count = "1" if role == "reward" else str(threads.count)
