@@ -83,7 +83,7 @@ class Pairs:
             digest.update(content(fitted, config))
         if not numbers:
             why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-            raise UserError(f"{source.folder}: none of its {len(source)} pairs can be trained on ({why}): raise data.max_tokens, or choose another data.truncation")
+            raise UserError(f"{named(source)}: none of its {len(source)} pairs can be trained on ({why}): raise data.max_tokens, or choose another data.truncation")
         return cls(source, config, numbers, frozenset(cut), left_out, digest.hexdigest())
 
     def __len__(self) -> int:
@@ -107,6 +107,11 @@ class Pairs:
         return {hashlib.sha256(b"|".join(part.tobytes() for part in (pair.prompt, pair.chosen, pair.rejected))).digest() for pair in whole}
 
 
+def named(source: PairSet) -> str:
+    """A data set's folder and the files that it was made of; one of both is what the user knows."""
+    return f"{source.folder} (made of {', '.join(source.manifest.settings['input'])})"
+
+
 def tokens(pair: Pair) -> int:
     return len(pair.prompt) + len(pair.chosen) + len(pair.rejected)
 
@@ -125,6 +130,6 @@ def refuse_overlap(train: Pairs, held_out: Pairs) -> None:
     shared = len(train.contents() & held_out.contents())
     if shared:
         raise UserError(
-            f"data.eval={held_out.source.folder}: {shared} of its {len(held_out)} pairs are in the training pairs too; "
+            f"data.eval={named(held_out.source)}: {shared} of its {len(held_out)} pairs are in the training pairs too; "
             "take them out: msrl data prep ... --exclude FILE"
         )

@@ -171,7 +171,7 @@ def test_a_data_set_is_counted(opened: Callable[[str, Words], PairSet]) -> None:
 
 
 def test_no_usable_pair_is_an_error(opened: Callable[[str, Words], PairSet]) -> None:
-    with pytest.raises(UserError, match=r"none of its 4 pairs can be trained on \(4 too_long\): raise data.max_tokens"):
+    with pytest.raises(UserError, match=r"made of .*train.jsonl\): none of its 4 pairs can be trained on \(4 too_long\): raise data.max_tokens"):
         Pairs.of(opened("train", WORDS), PairsConfig(train="", max_tokens=10, max_prompt_tokens=8, truncation=DROP))
 
 
