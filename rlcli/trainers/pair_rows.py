@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlcli.config.schema import PairsConfig
+from rlcli.data.clean import STEPS
 from rlcli.data.store import Pair, PairSet
 from rlcli.errors import UserError
 from rlcli.types import TrainRow
@@ -64,7 +65,7 @@ class Pairs:
     config: PairsConfig
     numbers: list[int]  # of the usable ones in the data set
     cut: frozenset[int] = frozenset()  # those of them that lost something to the length limits, as numbers in the data set
-    left_out: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)  # here and in preparation, by why
     fingerprint: str = ""  # of all token ids and masks, in order
 
     @classmethod
@@ -83,8 +84,9 @@ class Pairs:
             digest.update(content(fitted, config))
         if not numbers:
             why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
-            raise UserError(f"{named(source)}: none of its {len(source)} pairs can be trained on ({why}): raise data.max_tokens, or choose another data.truncation")
-        return cls(source, config, numbers, frozenset(cut), left_out, digest.hexdigest())
+            remedy = "raise data.max_tokens, or choose another data.truncation"
+            raise UserError(f"{named(source)}: none of its {len(source)} pairs can be trained on ({why}): {remedy}")
+        return cls(source, config, numbers, frozenset(cut), left_out + dropped(source), digest.hexdigest())
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -105,6 +107,12 @@ class Pairs:
         """A digest of each usable pair, limits and masks aside: of what the rows say."""
         whole = (self.source.pair(number) for number in self.numbers)
         return {hashlib.sha256(b"|".join(part.tobytes() for part in (pair.prompt, pair.chosen, pair.rejected))).digest() for pair in whole}
+
+
+def dropped(source: PairSet) -> Counter[str]:
+    """Rows that the preparation had dropped, by what is said of them; a part set apart for validation has no counts of its own."""
+    counts = {} if source.manifest.part == "validation" else source.manifest.counts
+    return Counter({f"{said} (when prepared)": counts[name] for name, said in STEPS.items() if counts.get(name)})
 
 
 def named(source: PairSet) -> str:

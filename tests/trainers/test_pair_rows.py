@@ -159,11 +159,11 @@ WORDS: Words = [("one", "good", "bad"), ("two", "fine indeed", "poor"), ("three"
 
 def test_a_data_set_is_counted(opened: Callable[[str, Words], PairSet]) -> None:
     """A byte is a token here. The template adds to a prompt `<|im_start|>user\\n`, `<|im_end|>\\n<|im_start|>assistant\\n`."""
-    source = opened("train", WORDS)
+    source = opened("train", [*WORDS, ("five", "same", "same"), ("six", "same ", " same"), WORDS[0]])
     prompt = len(source.pair(0).prompt) + 2  # of "three"
     pairs = Pairs.of(source, PairsConfig(train="", max_tokens=prompt + 20, max_prompt_tokens=prompt))
     assert pairs.numbers == [0, 1, 3]
-    assert dict(pairs.left_out) == {"equal_after_truncation": 1}
+    assert dict(pairs.left_out) == {"equal_after_truncation": 1, "chosen equal to rejected (when prepared)": 2, "repeat an earlier row exactly (when prepared)": 1}
     assert pairs.cut == {3}
     assert pairs.share_cut([0, 1, 2]) == pytest.approx(1 / 3)
     assert pairs.share_cut([0, 1]) == 0
