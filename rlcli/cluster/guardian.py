@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from rlcli.cluster.processes import ProcessId, marked
+from rlcli.cluster.processes import STOP_SIGNALS, ProcessId, marked
 
 RECORD = "processes.json"
 MARK = "MSRL_CLUSTER"  # in the environment of every process of a run but its driver: helpers that lost their parents are known by it
@@ -55,6 +56,7 @@ def end_family(folder: Path) -> None:
 
 
 def main() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # only the driver's end is for it
     sys.stdin.buffer.read()  # until the driver closes its end, or dies
     folder = Path(sys.argv[1])
     if folder.exists():

@@ -8,7 +8,7 @@ import os
 import sys
 from typing import Any
 
-from rlcli.cluster.processes import ProcessId, die_with_parent
+from rlcli.cluster.processes import ProcessId, die_with_parent, ignore_stop_signals
 
 
 def redirect_output(log: str) -> None:
@@ -29,6 +29,7 @@ class Host:
     def __init__(self, log: str) -> None:
         redirect_output(log)
         die_with_parent()
+        ignore_stop_signals()
         self.inner: Any = None
 
     def build(self, factory: str, *args: Any) -> None:

@@ -14,13 +14,13 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from rlcli.cluster import guardian
 from rlcli.cluster.host import Host
-from rlcli.cluster.processes import ProcessId
+from rlcli.cluster.processes import ProcessId, be_out_of_reach
 from rlcli.cluster.supervise import Pulse, Worker, wait_all
 from rlcli.errors import RunError
 
@@ -96,7 +96,7 @@ class LocalCluster:
         """Ray in `folder`, which it opens to everybody; the one around it stays closed."""
         import ray
 
-        with _handlers_kept():
+        with _handlers_kept(), _own_sessions():
             ray.init(
                 address="local",
                 num_cpus=self.cpus,
@@ -223,6 +223,33 @@ def _handlers_kept() -> Iterator[None]:
         if threading.current_thread() is threading.main_thread():
             for number, handler in wanted.items():
                 signal.signal(number, handler)
+
+
+class _OutOfReach(subprocess.Popen):  # type: ignore[type-arg]
+    """A process that hears no signal meant for the driver, nor one that would end it gently."""
+
+    def __init__(self, command: list[str], preexec_fn: Callable[[], None], **options: Any) -> None:
+        def before_exec() -> None:
+            preexec_fn()
+            be_out_of_reach()
+
+        super().__init__(command, preexec_fn=before_exec, **options)
+
+    def terminate(self) -> None:
+        self.kill()
+
+
+@contextlib.contextmanager
+def _own_sessions() -> Iterator[None]:
+    """Ray starts its processes by this class inside; it has no setting for sessions of their own. Workers are started by them, and inherit both."""
+    from ray._private import services
+
+    own = services.ConsolePopen
+    setattr(services, "ConsolePopen", _OutOfReach)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(services, "ConsolePopen", own)  # noqa: B010
 
 
 def _silence_ray() -> None:

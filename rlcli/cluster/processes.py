@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 from dataclasses import dataclass
 
 import psutil
@@ -61,11 +63,28 @@ def marked(name: str, value: str) -> list[ProcessId]:
     return found
 
 
+# What asks a run to stop. The driver hears it, saves, and ends all others itself; they must go on until then.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+
+
+def be_out_of_reach() -> None:
+    """Leave this process's session and be deaf to STOP_SIGNALS; both pass to all that it starts or becomes.
+
+    A terminal signals its foreground group, `timeout` the driver's group, some schedulers every process of a job. SIGKILL still ends it.
+    """
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+def ignore_stop_signals() -> None:
+    """Be deaf to STOP_SIGNALS whatever the signal mask says, which multiprocessing opens again; from any thread, over any handler of before."""
+    sig_ign = ctypes.c_void_p(1)
+    for number in STOP_SIGNALS:
+        ctypes.CDLL(None).signal(number, sig_ign)
+
+
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when the one that started it ends, however it ends (Linux)."""
-    import ctypes
-    import signal
-
     pr_set_pdeathsig = 1
     ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
 

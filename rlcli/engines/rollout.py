@@ -14,7 +14,7 @@ import numpy as np
 import ray
 
 from rlcli.cluster.host import redirect_output
-from rlcli.cluster.processes import ProcessId, die_with_parent, tree_memory
+from rlcli.cluster.processes import ProcessId, die_with_parent, ignore_stop_signals, tree_memory
 from rlcli.engines.base import Request, Sampling, WeightHandle
 from rlcli.engines.rollout_setup import RolloutSetup
 from rlcli.engines.vllm_worker import OWNER
@@ -44,6 +44,7 @@ class RolloutWorker:
     def __init__(self, setup: RolloutSetup, log: str) -> None:
         redirect_output(log)
         die_with_parent()
+        ignore_stop_signals()
         self.setup = setup
         self.process = ProcessId.own()
         self.version = 0

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from rlcli.cluster.processes import ProcessId
+from rlcli.cluster.processes import ProcessId, ignore_stop_signals
 from rlcli.engines.base import WeightHandle
 from rlcli.engines.weights import read_files
 from rlcli.errors import RunError
@@ -84,5 +84,6 @@ def _watch(owner: ProcessId, parent: int) -> None:
 
 
 if OWNER in os.environ:
+    ignore_stop_signals()  # vLLM would end by them
     _pid, _started = os.environ[OWNER].split()
     end_with_owner(ProcessId(int(_pid), float(_started)))

@@ -29,6 +29,8 @@ PR_SET_PDEATHSIG = 1
 def main(descriptor: int, parent: int) -> None:
     """Serve the pool over the inherited socket until it closes."""
     die_with(parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # to stop a run is its driver's business, even where every process is asked
+        signal.signal(number, lambda *_: None)
     channel = socket.socket(fileno=descriptor)
     settings = wire.receive(channel, MOST_REQUEST)
     try:

@@ -9,38 +9,42 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
+from rlcli.cluster.processes import STOP_SIGNALS
 from rlcli.errors import RunError, StoppedEarly
 from rlcli.runs.folder import RunFolder
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-ECHO_S = 0.5  # a wrapper (timeout, make, uv run) passes on the Ctrl-C that the terminal has given already
+ECHO_S = 0.5  # a wrapper (timeout, make, uv run) passes on the signal that the whole group was given already
 
 
 class Stopper:
-    """Context manager that turns the first signal into a request to stop; a second Ctrl-C interrupts at once."""
+    """Context manager that turns the first signal into a request to stop; the second Ctrl-C or SIGTERM interrupts at once."""
 
     def __init__(self, max_minutes: float) -> None:
         self._deadline = time.monotonic() + max_minutes * 60 if max_minutes else None
         self._reason: str | None = None
-        self._heard_at = 0.0
+        self._first: tuple[int, float] | None = None  # the signal that asked, and when
         self._before: dict[int, object] = {}
 
     def __enter__(self) -> Stopper:
-        for number in SIGNALS:
-            self._before[number] = signal.signal(number, self._heard)
+        for number in STOP_SIGNALS:
+            self._before[number] = signal.signal(number, self._hear)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, number: int, frame: FrameType | None) -> None:
         name, now = signal.Signals(number).name, time.monotonic()
-        if self._reason is not None:
-            if number == signal.SIGINT and now - self._heard_at > ECHO_S:
-                raise KeyboardInterrupt
+        if self._first is not None:
+            first, since = self._first
+            if (first, number) == (signal.SIGUSR1, signal.SIGTERM):
+                self._first = number, now  # SIGUSR1 was a scheduler's early warning, and this its first word to end
+            elif number != signal.SIGUSR1 and now - since > ECHO_S:
+                raise KeyboardInterrupt(name)
             return
-        self._reason, self._heard_at = f"signal {name}", now
+        self._first = number, now
+        self._reason = self._reason or f"signal {name}"
         # Not by print: the signal may have come in the middle of one.
         os.write(2, f"\n{name}: the run saves and stops at the next safe point; Ctrl-C{' again' * (number == signal.SIGINT)} ends it at once\n".encode())
 
@@ -57,11 +61,11 @@ class Stopper:
 
 @contextmanager
 def saying_what_is_left(run: RunFolder) -> Iterator[None]:
-    """Add to a failure, and to a second Ctrl-C, what there is to go on from."""
+    """Add to a failure, and to an interruption, what there is to go on from."""
     try:
         yield
     except KeyboardInterrupt:
-        raise (StoppedEarly if _newest(run) else RunError)(f"ended at once by Ctrl-C; {_way_on(run)}") from None
+        raise (StoppedEarly if _newest(run) else RunError)(f"ended at once, asked a second time; {_way_on(run)}") from None
     except RunError as error:
         if "msrl resume" in str(error):
             raise

@@ -124,7 +124,7 @@ def test_ctrl_c_twice_ends_at_once(story: Story) -> None:
         running.signal_group(signal.SIGINT)
         assert running.wait() == 3, running.output
         assert running.leftovers() == []
-        assert f"ended at once by Ctrl-C; go on from step-{story.saved():08d}" in running.output
+        assert f"ended at once, asked a second time; go on from step-{story.saved():08d}" in running.output
 
 
 def test_the_finished_run_equals_an_undisturbed_one(story: Story, undisturbed: Finished) -> None:
@@ -143,7 +143,7 @@ def test_a_few_rounds_of_torture(script: Callable[..., ModuleType], tmp_path: Pa
     """Two kills of a random process at random instants, one resume each; `scripts/torture_resume.py --rounds 100` does the same at length."""
     torture = script("torture_resume")
     recipe = tiny_recipe(tmp_path, undisturbed.model, **undisturbed.settings)
-    assert torture.torture(recipe, tmp_path / "runs" / "run", undisturbed.run, rounds=2, seed=random.SystemRandom().randrange(10**6))
+    assert torture.torture(torture.Target("dapo", recipe, tmp_path / "runs" / "run"), undisturbed.run, rounds=2, seed=random.SystemRandom().randrange(10**6))
 
 
 def spoil(path: Path) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from rlcli.cluster.processes import STOP_SIGNALS
 from rlcli.errors import RunError, StoppedEarly
 from rlcli.trainers import stopping
 from rlcli.trainers.stopping import Stopper, saying_what_is_left
@@ -24,29 +25,42 @@ def test_a_signal_asks_to_stop_and_says_what_happens_next(number: signal.Signals
     assert f"{number.name}: the run saves and stops at the next safe point" in capfd.readouterr().err
 
 
-def test_a_second_ctrl_c_interrupts_but_its_echo_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_interrupts_but_an_echo_of_the_first_does_not(first: int, second: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
     with Stopper(0) as stopper:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)  # a wrapper passes on what the terminal has sent already
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), second)  # a wrapper passes on what the whole group was sent already
         assert stopper.asked()
         monkeypatch.setattr(stopping, "ECHO_S", -1.0)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt, match=second.name):
+            os.kill(os.getpid(), second)
 
 
-def test_sigterm_twice_leaves_the_save_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warning_beforehand_does_not_make_the_first_sigterm_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schedulers send SIGUSR1 some time before the end, once or more, and SIGTERM at the end."""
     monkeypatch.setattr(stopping, "ECHO_S", -1.0)
     with Stopper(0) as stopper:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGTERM)
+        assert stopper.reason == "signal SIGUSR1"
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_after_the_time_budget_is_the_first() -> None:
+    with Stopper(max_minutes=1e-9) as stopper:
+        assert "run.max_minutes" in str(stopper.reason)
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stopper.reason == "signal SIGTERM"
+        assert "run.max_minutes" in str(stopper.reason)
 
 
 def test_the_handlers_of_before_are_back_afterwards() -> None:
-    before = [signal.getsignal(number) for number in stopping.SIGNALS]
+    before = [signal.getsignal(number) for number in STOP_SIGNALS]
     with Stopper(0):
-        assert all(signal.getsignal(number) not in before for number in stopping.SIGNALS)
-    assert [signal.getsignal(number) for number in stopping.SIGNALS] == before
+        assert all(signal.getsignal(number) not in before for number in STOP_SIGNALS)
+    assert [signal.getsignal(number) for number in STOP_SIGNALS] == before
 
 
 def test_a_time_budget_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
