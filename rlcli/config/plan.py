@@ -13,6 +13,7 @@ from rlcli.config.architecture import Architecture
 from rlcli.config.check import check, data_parallel, devices_needed, longest_tokens, mini_batch, require, rollout_devices, updates_a_step
 from rlcli.config.memory import Item, count, size, total
 from rlcli.config.schema import DapoRecipe, DpoRecipe
+from rlcli.config.steps import pair_steps, trained_pairs
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -96,7 +97,7 @@ def _dapo_step(config: DapoRecipe, counts: Counts) -> Section:
         Line("whole run", f"{train.steps:,} steps", f"{train.steps * batch:,} prompts trained on, {train.steps * updates:,} updates"),
     ]
     if counts.rows is not None:
-        lines.append(_epochs(counts.rows, batch, train.steps, "prompts"))
+        lines.append(_epochs(counts.rows, batch, train.steps * batch, "prompts"))
     return Section("One step", lines)
 
 
@@ -117,8 +118,8 @@ def _sharing(setting: str, samples: int) -> str:
     return f"computed {samples} times each" if setting == "off" else "computed once for their samples"
 
 
-def _epochs(rows: int, batch: int, steps: int, what: str) -> Line:
-    return Line("training data", f"{rows:,} {what}", f"{rows / batch:,.1f} steps an epoch, so {steps * batch / rows:,.2f} epochs if each is used once")
+def _epochs(rows: int, batch: int, used: int, what: str) -> Line:
+    return Line("training data", f"{rows:,} {what}", f"{rows / batch:,.1f} steps an epoch, so {used / rows:,.2f} epochs if each is used once")
 
 
 def _dpo_step(config: DpoRecipe, counts: Counts) -> Section:
@@ -128,13 +129,14 @@ def _dpo_step(config: DpoRecipe, counts: Counts) -> Section:
         Line("updates", "1", "one optimizer update a step"),
         Line("tokens an update", f"at most {memory.update_tokens(config):,}", "every pair of full length, no prompt shared"),
     ]
-    steps = train.steps or (int(counts.rows * train.epochs) // batch if counts.rows is not None else 0)
-    if steps:
-        lines.append(Line("whole run", f"{steps:,} steps", f"{steps * batch:,} pairs" + ("" if train.steps else f" ({train.epochs:g} epochs)")))
+    if train.steps or counts.rows is not None:
+        rows = counts.rows or 0
+        pairs = f"{trained_pairs(config, rows):,} pairs" + ("" if train.steps else f" ({train.epochs:g} epochs)")
+        lines.append(Line("whole run", f"{pair_steps(config, rows):,} steps", pairs))
     else:
         lines.append(Line("whole run", f"{train.epochs:g} epochs", "as many steps as the pairs make"))
     if counts.rows is not None:
-        lines.append(_epochs(counts.rows, batch, steps, "pairs"))
+        lines.append(_epochs(counts.rows, batch, trained_pairs(config, counts.rows), "pairs"))
     return Section("One step", lines)
 
 
@@ -227,9 +229,7 @@ def warnings(config: DapoRecipe | DpoRecipe, counts: Counts) -> list[str]:
     if isinstance(config, DapoRecipe):
         found += _dapo_warnings(config)
     if counts.rows is not None:
-        taken = batch
-        if isinstance(config, DpoRecipe) and not config.train.steps:  # a run that is measured in epochs ends with them
-            taken = min(batch, round(counts.rows * config.train.epochs))
+        taken = min(batch, trained_pairs(config, counts.rows)) if isinstance(config, DpoRecipe) else batch
         if counts.rows < taken:
             found.append(f"the data has {counts.rows} rows, fewer than one update takes ({taken}): rows repeat within it")
     return found

@@ -12,6 +12,7 @@ from rlcli.algorithms.schedule import learning_rate
 from rlcli.checkpoint.find import Checkpoint
 from rlcli.cluster.processes import ProcessId, tree_memory
 from rlcli.config.schema import DpoLossConfig, DpoRecipe
+from rlcli.config.steps import pair_steps, trained_pairs
 from rlcli.data.cursor import Cursor
 from rlcli.engines.base import UpdateResult
 from rlcli.engines.probe import tolerance
@@ -68,7 +69,7 @@ def make_loss(config: DpoLossConfig) -> DpoLoss:
 
 def total_steps(config: DpoRecipe, pairs: int) -> int:
     """Updates of a run: `train.steps`, or as many as `train.epochs` passes take, the last one smaller where they do not divide."""
-    return config.train.steps or max(1, math.ceil(pairs * config.train.epochs / config.train.batch_pairs))
+    return pair_steps(config, pairs)
 
 
 class DpoTrainer(Loop):
@@ -128,7 +129,7 @@ class DpoTrainer(Loop):
         size = self.config.train.batch_pairs
         if self.config.train.steps:
             return size
-        return max(1, min(size, round(len(self.parts.pairs) * self.config.train.epochs) - self.cursor.taken))
+        return max(1, min(size, trained_pairs(self.config, len(self.parts.pairs)) - self.cursor.taken))
 
     @staticmethod
     def with_reference(rows: list[TrainRow], numbers: Sequence[int], reference: Reference | None) -> list[TrainRow]:

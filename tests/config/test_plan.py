@@ -9,6 +9,7 @@ from rlcli.config import architecture, memory
 from rlcli.config.check import check, devices_needed, require
 from rlcli.config.load import load
 from rlcli.config.plan import Counts, plan
+from rlcli.config.steps import pair_steps, trained_pairs
 from rlcli.errors import UserError
 
 # hidden 64, 4 heads of 32 (2 key-value), 2 layers, MLP of 128, vocabulary 256.
@@ -234,6 +235,10 @@ def test_a_plan_of_pairs():
     config = dpo("train.batch_pairs=10", "train.epochs=2")
     shown = plan(config, None, Counts(rows=100)).to_dict()
     assert shown["One step"]["whole run"] == ("20 steps", "200 pairs (2 epochs)")
+    uneven = plan(config, None, Counts(rows=101)).to_dict()["One step"]
+    assert uneven["whole run"] == ("21 steps", "202 pairs (2 epochs)")  # the last update takes two
+    assert uneven["training data"] == ("101 pairs", "10.1 steps an epoch, so 2.00 epochs if each is used once")
+    assert plan(dpo("train.steps=7", "train.batch_pairs=10"), None, Counts()).to_dict()["One step"]["whole run"] == ("7 steps", "70 pairs")
     assert "Memory of a training device, at its peak" not in shown
 
 
@@ -261,6 +266,16 @@ def test_what_works_but_is_seldom_meant_is_noted(overrides, rows, part):
     assert clean == []
     noted = plan(dapo(*overrides), None, Counts(rows=rows)).warnings
     assert any(part in line for line in noted)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "pairs", "steps"),
+    [(1, 320, 320, 10), (1, 321, 321, 11), (0.07, 100, 7, 1), (1.28, 25, 32, 1), (0.01, 10, 1, 1), (3, 3, 9, 1), (0.1, 320, 32, 1), (0.3, 320, 96, 3)],
+)
+def test_steps_of_epochs_by_hand(epochs, rows, pairs, steps):
+    """32 pairs an update. 0.07 x 100 is 7.000000000000001 in floating point."""
+    config = dpo(f"train.epochs={epochs}")
+    assert (trained_pairs(config, rows), pair_steps(config, rows)) == (pairs, steps)
 
 
 @pytest.mark.parametrize(
