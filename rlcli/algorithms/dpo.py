@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -177,8 +178,12 @@ def _check(loss: DpoLoss) -> None:
         raise UserError(f"dpo.losses: {', '.join(unknown) or 'none given'}; known are {', '.join(RULES)}")
     if len(loss.weights) != len(loss.losses):
         raise UserError(f"dpo.weights has {len(loss.weights)} numbers for {len(loss.losses)} losses; give one for each of {', '.join(loss.losses)}")
-    if loss.beta <= 0:
-        raise UserError(f"dpo.beta={loss.beta}: must be above 0")
+    if len(set(loss.losses)) < len(loss.losses):
+        raise UserError(f"dpo.losses names a loss twice: {', '.join(loss.losses)}; give it once, with a larger one of dpo.weights")
+    if not all(0 <= weight < math.inf for weight in loss.weights) or (not any(loss.weights) and not loss.sft_coef):
+        raise UserError(f"dpo.weights={list(loss.weights)}: needs numbers of at least 0, one of them above 0")
+    if not 0 < loss.beta < math.inf:
+        raise UserError(f"dpo.beta={loss.beta}: must be a number above 0")
     if loss.divergence not in DIVERGENCES:
         raise UserError(f"dpo.divergence={loss.divergence}: one of {', '.join(DIVERGENCES)}")
     if not 0 <= loss.label_smoothing <= 0.5 or ("robust" in loss.losses and loss.label_smoothing == 0.5):

@@ -226,6 +226,8 @@ def warnings(config: DapoRecipe | DpoRecipe, counts: Counts) -> list[str]:
         found.append(f"{what} = {batch} is less than {ranks} data parallel ranks: some ranks may have nothing to do")
     elif batch % ranks:
         found.append(f"{what} = {batch} does not divide over {ranks} data parallel ranks: some wait for others")
+    if config.eval.every and config.data.eval is None:
+        found.append(f"eval.every={config.eval.every} has nothing to evaluate on: data.eval is not set")
     if isinstance(config, DapoRecipe):
         found += _dapo_warnings(config)
     if counts.rows is not None:
@@ -239,8 +241,6 @@ def _dapo_warnings(config: DapoRecipe) -> list[str]:
     found = []
     if config.rollout.top_p < 1 or config.rollout.top_k > 0:
         found.append("rollout.top_p and rollout.top_k cut the sampled distribution, the trainer's is whole: importance ratios are then biased")
-    if config.eval.every and config.data.eval is None:
-        found.append(f"eval.every={config.eval.every} has nothing to evaluate on: data.eval is not set")
     if config.optim.warmup_steps >= config.train.steps:
         found.append(f"optim.warmup_steps={config.optim.warmup_steps} outlasts train.steps={config.train.steps}: the full learning rate is never reached")
     if not config.sampling.enabled:

@@ -23,6 +23,7 @@ from rlcli.config.load import save_resolved, to_dict
 from rlcli.errors import RunError, UserError
 from rlcli.runs import jsonl, samples, trackers
 from rlcli.runs.console import Console
+from rlcli.runs.metrics import check_metric
 from rlcli.types import Group
 
 FINISHED, STOPPED, FAILED, RUNNING = "finished", "stopped", "failed", "running"
@@ -65,6 +66,8 @@ class RunFolder:
     def check(config: Any) -> None:
         """Raise UserError for what `create` would refuse, without making anything: for before long preparations."""
         trackers.check(config.run.trackers)
+        if best := config.checkpoint.keep_best:
+            check_metric(f"checkpoint.keep_best={best}", best.removeprefix("-"))
         _check_name(Path(config.run.dir), config.run.name)
 
     @classmethod

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
+
+from rlcli.errors import UserError
 
 MEANINGS: dict[str, str] = {
     # what was sampled in the step, before any filter: the honest measure of the policy
@@ -121,6 +124,13 @@ def meaning(name: str) -> str:
     if name.startswith("eval/") and f"update/{name[5:]}" in MEANINGS:
         return f"on held-out data: {MEANINGS[f'update/{name[5:]}']}"
     return next((text for start, text in FAMILIES.items() if name.startswith(start)), "")
+
+
+def check_metric(setting: str, name: str) -> None:
+    """Raise UserError where `setting` names a metric that no run has."""
+    if not meaning(name):
+        near = difflib.get_close_matches(name, [*MEANINGS, *(f"eval/{known[7:]}" for known in MEANINGS if known.startswith("update/"))], 1)
+        raise UserError(f"{setting}: there is no metric {name}{f', did you mean {near[0]}?' if near else ''} (a run's report lists them)")
 
 
 def stages(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -285,9 +285,11 @@ def test_steps_of_epochs_by_hand(epochs, rows, pairs, steps):
         (["train.epochs=1.5"], "20 rows, fewer than one update takes (30)"),
         (["train.epochs=9"], "20 rows, fewer than one update takes (32)"),
         (["train.steps=1"], "20 rows, fewer than one update takes (32)"),
+        (["eval.every=5"], "data.eval is not set"),
     ],
 )
-def test_few_pairs_repeat_within_an_update_only_beyond_an_epoch(overrides, part):
+def test_what_is_seldom_meant_with_pairs_is_noted(overrides, part):
+    """Twenty pairs repeat within an update only where it goes beyond an epoch."""
     noted = plan(dpo(*overrides), None, Counts(rows=20)).warnings
     assert noted == [] if part is None else any(part in line for line in noted)
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from rlcli.algorithms import dapo
-from rlcli.runs.metrics import MEANINGS, meaning
+from rlcli.errors import UserError
+from rlcli.runs.metrics import MEANINGS, check_metric, meaning
 
 METRIC = re.compile(r'"((?:sampled|sampling|batch|update|rate|seconds|memory|sync|eval)/[a-z_]+)"')
 
@@ -36,3 +37,12 @@ def test_an_unknown_name_has_none() -> None:
 
 def test_no_meaning_is_empty() -> None:
     assert all(MEANINGS.values())
+
+
+def test_the_best_by_a_metric_that_no_run_has_is_refused() -> None:
+    for name in ("eval/margin", "eval/accuracy", "eval/pass@4", "update/loss"):
+        check_metric("checkpoint.keep_best", name)
+    with pytest.raises(UserError, match=r"checkpoint.keep_best=-eval/margn: there is no metric eval/margn, did you mean eval/margin\?"):
+        check_metric("checkpoint.keep_best=-eval/margn", "eval/margn")
+    with pytest.raises(UserError, match=r"there is no metric nope \(a run's report lists them\)"):
+        check_metric("checkpoint.keep_best=nope", "nope")
