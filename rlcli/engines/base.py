@@ -58,6 +58,13 @@ class UpdateResult:
 class TrainEngine(Protocol):
     """Megatron-core over all training ranks; called by the driver."""
 
+    what: str  # the step and stage that messages name; the trainer sets it
+
+    @property
+    def data_parallel(self) -> int:
+        """Into how many shares the rows of an update are parted."""
+        ...
+
     def logprobs(self, rows: Sequence[TrainRow]) -> tuple[list[list[FloatArray]], list[list[FloatArray]]]:
         """Log-probs and entropies of the response tokens under the current weights, shaped like `rows[i].responses`."""
         ...
@@ -66,9 +73,17 @@ class TrainEngine(Protocol):
         """One optimizer update on the sum of `loss` over all rows."""
         ...
 
-    def publish(self, version: int) -> WeightHandle: ...
+    def publish(self, version: int, folder: Path) -> list[str]:
+        """Write the weights for the rollout engines; the files of all writers, in rank order."""
+        ...
 
-    def save(self, folder: Path, asynchronous: bool = False) -> None: ...
+    def save(self, folder: Path, asynchronous: bool = False, optimizer: bool = True) -> None:
+        """Write model and optimizer; asynchronous: returns once training may go on, and `saved` says when it is on disk."""
+        ...
+
+    def saved(self, wait: bool) -> bool:
+        """Whether the asynchronous save is on disk, on every rank; `wait`: return only then. Raises what the writing raised."""
+        ...
 
     def load(self, folder: Path) -> None: ...
 

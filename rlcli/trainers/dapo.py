@@ -35,13 +35,14 @@ class DapoTrainer(Loop):
         self.config, self.parts = config, parts
         self.version = 0
 
-    def train(self) -> dict[str, float]:
-        """All steps that are left; returns the last evaluation. Raises StoppedEarly after saving what resumes."""
+    def train(self) -> None:
+        """All steps that are left. Raises StoppedEarly after saving what resumes."""
         config, parts = self.config, self.parts
         if self.step >= config.train.steps:
-            return {}  # a run that was ended after its last step
+            return  # a run that was ended after its last step
         self.sync()
-        measured = self.evaluate("before") if config.eval.before and self.step == 0 else {}
+        if config.eval.before and self.step == 0:
+            self.evaluate("before")
         self.clock.read()
         self.stop_if_asked()
         while self.step < config.train.steps:
@@ -55,13 +56,12 @@ class DapoTrainer(Loop):
             self.step += 1
             self.record(collected, results)
             if self.eval_due:
-                measured = self.evaluate(f"after step {self.step}")
+                self.evaluate(f"after step {self.step}")
             self.save_if_due()
             self.stop_if_asked()
         if config.eval.after:
-            measured = self.evaluate("after")
+            self.evaluate("after")
         self.save()
-        return measured
 
     # ---------------------------------------------------------------- one step
 
@@ -120,19 +120,18 @@ class DapoTrainer(Loop):
     def sync(self) -> None:
         """Publish the weights, let every rollout engine take them, and ask both engines for the same log-probs."""
         self.version += 1
-        self.parts.sync(self.version, f"step {self.step + 1}, weight sync")
+        self.parts.syncer(self.version, f"step {self.step + 1}, weight sync")
 
     # ---------------------------------------------------------------- beside the steps
 
-    def evaluate(self, when: str) -> dict[str, float]:
+    def evaluate(self, when: str) -> None:
         """Measure on held-out prompts; nothing where there are none."""
         if not self.parts.held_out:
-            return {}
+            return
         measured, groups = evaluate(self.parts.judge, self.parts.held_out, self.config.eval, self.config.rollout, self.parts.eval_seed)
         self.run.log_eval(self.step, measured, when)
         self.newest |= {f"eval/{name}": value for name, value in measured.items()}
         self.run.log_samples(self.step, groups[:16], kind="eval")
-        return measured
 
     def record(self, collected: Collected, results: Sequence[UpdateResult]) -> None:
         """Everything a user may ask of this step: metrics, samples, a line on the console."""

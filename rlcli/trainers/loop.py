@@ -12,12 +12,12 @@ from rlcli.checkpoint.state import read_state
 from rlcli.config.load import to_dict
 from rlcli.config.schema import DapoRecipe, DpoRecipe
 from rlcli.data.cursor import Cursor
-from rlcli.engines.train_group import TrainGroup
+from rlcli.engines.base import TrainEngine
 from rlcli.errors import RunError, StoppedEarly
 from rlcli.runs.environment import versions
 from rlcli.runs.folder import RunFolder
 from rlcli.trainers.clock import Clock
-from rlcli.trainers.saving import MODEL, Saver, State
+from rlcli.trainers.saving import MODEL, Saver, State, export_final
 from rlcli.trainers.stopping import Stopper
 
 
@@ -25,10 +25,12 @@ class Parts(Protocol):
     """The running parts that every loop needs."""
 
     run: RunFolder
-    trainer: TrainGroup
     saver: Saver
     stopper: Stopper
     model: dict[str, str]  # identity of the model, for checkpoints
+
+    @property
+    def trainer(self) -> TrainEngine: ...
 
 
 class Loop(ABC):
@@ -43,6 +45,22 @@ class Loop(ABC):
         self.skipped_in_row = 0
         self.skipped_in_all = 0
         self.newest: dict[str, float] = {}  # the last step's metrics, and those of an evaluation after it
+
+    def complete(self, checkpoint: Checkpoint | None) -> None:
+        """Train from the beginning or from a checkpoint to the end, and export the model."""
+        if checkpoint is not None:
+            self.restore(checkpoint)
+        self.train()
+        export_final(self._parts.trainer, self.run.final)
+        self.run.console.info(f"the trained model is in {self.run.final}")
+
+    @abstractmethod
+    def train(self) -> None:
+        """All steps that are left. Raises StoppedEarly after saving what resumes."""
+
+    @abstractmethod
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint as if the run had never stopped."""
 
     @property
     @abstractmethod

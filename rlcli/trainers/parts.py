@@ -16,7 +16,7 @@ from rlcli.cluster.supervise import Worker
 from rlcli.config.schema import ClusterConfig, DapoRecipe, OptimConfig, ParallelConfig
 from rlcli.data.cursor import Cursor
 from rlcli.data.store import PromptSet
-from rlcli.engines.base import Sampling, WeightHandle
+from rlcli.engines.base import Sampling, TrainEngine, WeightHandle
 from rlcli.engines.probe import check, tolerance
 from rlcli.engines.rollout_pool import RolloutPool
 from rlcli.engines.rollout_setup import BYTES, RolloutSetup, rollout_setup
@@ -43,17 +43,15 @@ EVAL_SEED_OFFSET = 1_000_003
 
 @dataclass
 class Machine:
-    """How the workers of one machine are started: platform, cores and allocator."""
+    """How the workers of one machine are started: platform, cores, and LD_PRELOAD for the allocator."""
 
     platform: Platform
     cores: list[int]
     preload: str
-    allocator_note: str
 
     @classmethod
     def of(cls, cluster: ClusterConfig) -> Machine:
-        found = allocator.find(cluster.preload_allocator)
-        return cls(pick(cluster.platform), allowed_cores(cluster.threads), found.preload(), found.note)
+        return cls(pick(cluster.platform), allowed_cores(cluster.threads), allocator.find(cluster.preload_allocator).preload())
 
     def envs(self, role: Any, workers: int, ranks: int = 1) -> list[dict[str, str]]:
         """The environment of each worker of a role; roles take turns, so each gets all cores."""
@@ -111,7 +109,7 @@ def launch_rollout(
 class Syncer:
     """Carries the weights from the training ranks to the rollout engines, and asks both for the same log-probs afterwards."""
 
-    trainer: TrainGroup
+    trainer: TrainEngine
     rollout: RolloutPool
     transport: SharedMemoryTransport
     sequences: list[tuple[Any, Any]]
@@ -155,7 +153,7 @@ class DapoParts:
     run: RunFolder
     cluster: LocalCluster
     machine: Machine
-    trainer: TrainGroup
+    trainer: TrainEngine
     rollout: RolloutPool
     rewards: RewardPool
     judge: Judge
@@ -168,9 +166,6 @@ class DapoParts:
     model: dict[str, str]  # identity of the model, for checkpoints
     data: str  # fingerprint of the training data
     sampler: Sampler = field(init=False)
-
-    def sync(self, version: int, what: str) -> None:
-        self.syncer(version, what)
 
     def measures(self) -> dict[str, float]:
         """Memory of all processes of the run (PSS, bytes shared counted once) and the last probe's gap."""

@@ -15,7 +15,7 @@ from rlcli.checkpoint.manifest import Manifest
 from rlcli.checkpoint.state import write_state
 from rlcli.checkpoint.store import Store
 from rlcli.config.schema import CheckpointConfig
-from rlcli.engines.train_group import TrainGroup
+from rlcli.engines.base import TrainEngine
 from rlcli.errors import MsrlError, UserError
 from rlcli.models.spec import ModelSpec
 
@@ -28,7 +28,7 @@ class Saver:
     """Saves at once or while training goes on. `tell` gets a line where a save that ran beside the training failed: it costs no run."""
 
     store: Store
-    trainer: TrainGroup
+    trainer: TrainEngine
     config: CheckpointConfig
     tell: Callable[[str], None]
     newest: int = field(default=-1, init=False)  # step of the newest save that was begun and has not failed, or of the checkpoint resumed from
@@ -87,7 +87,7 @@ class Saver:
         self.tell(f"the checkpoint of step {step} was not saved: {error}")
 
 
-def export_final(trainer: TrainGroup, final: Path) -> None:
+def export_final(trainer: TrainEngine, final: Path) -> None:
     """Write the trained model as an HF folder; that of an earlier end of the same run is replaced once the new one is whole."""
     trainer.what = "export"
     fresh, old = final.with_name(f".{final.name}-new"), final.with_name(f".{final.name}-old")
