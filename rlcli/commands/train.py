@@ -17,9 +17,11 @@ def dapo(overrides: Overrides = None, recipe: Recipe = None, dry_run: DryRun = F
     Example: msrl train dapo --recipe demo train.steps=20 optim.lr=1e-5
     """
     from rlcli.config.load import load
+
+    loaded = load("dapo", recipe, overrides or [])  # what is wrong with it is told before the rest is imported
     from rlcli.trainers.launch import train_dapo
 
-    train_dapo(load("dapo", recipe, overrides or []), dry_run=dry_run)
+    train_dapo(loaded, dry_run=dry_run)
 
 
 def dpo(overrides: Overrides = None, recipe: Recipe = None, dry_run: DryRun = False) -> None:
@@ -28,6 +30,8 @@ def dpo(overrides: Overrides = None, recipe: Recipe = None, dry_run: DryRun = Fa
     Example: msrl train dpo --recipe demo_dpo dpo.beta=0.2
     """
     from rlcli.config.load import load
+
+    loaded = load("dpo", recipe, overrides or [])
     from rlcli.trainers.launch_dpo import train_dpo
 
-    train_dpo(load("dpo", recipe, overrides or []), dry_run=dry_run)
+    train_dpo(loaded, dry_run=dry_run)

@@ -20,11 +20,12 @@ from rlcli.errors import UserError
 
 NAMES = ("tcmalloc_minimal", "tcmalloc", "jemalloc")
 TRIAL_SECONDS = 20.0
+NOT_FOUND = "off (none found: install tcmalloc, in Debian libtcmalloc-minimal4, for speed)"
 
 
 @dataclass(frozen=True, slots=True)
 class Allocator:
-    """`path` is None where none is used; `note` is for people: the path, or "off" and why."""
+    """`path` is None where none is used; `note` is for people: the path, or "off", with the remedy where none was found."""
 
     path: str | None
     note: str
@@ -52,7 +53,7 @@ def find(setting: str = "auto") -> Allocator:
     for candidate in candidates():
         if trial(candidate) is None:
             return Allocator(candidate, candidate)
-    return Allocator(None, "off (not found)")
+    return Allocator(None, NOT_FOUND)
 
 
 def candidates() -> list[str]:

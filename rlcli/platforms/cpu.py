@@ -93,7 +93,7 @@ class CpuPlatform:
             Probe("cores", True, f"{len(cores)} of {os.cpu_count()} usable ({ranges(cores)}), {platform.machine()}"),
             Probe("memory", memory.free > 4 << 30, f"{memory.free / 2**30:.1f} GiB free of {memory.total / 2**30:.1f}"),
             Probe("bfloat16", bf16, "the cores compute it natively" if bf16 else "no native bfloat16: train.dtype=float32 may be as fast"),
-            Probe("allocator", found.path is not None, found.note if found.path else f"{found.note}: install tcmalloc (libtcmalloc-minimal4) for speed"),
+            Probe("allocator", found.path is not None, found.note),
             Probe("shared memory", free > 1 << 30, f"/dev/shm has {free / 2**30:.1f} GiB free; weight sync needs twice the model's size"),
         ]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import yaml
 
 from rlcli.cluster.launch import LocalCluster
-from rlcli.config.architecture import read_architecture
 from rlcli.config.load import from_dict, load
 from rlcli.config.plan import require
 from rlcli.config.schema import DapoRecipe
@@ -20,12 +19,13 @@ from rlcli.engines.rollout_setup import rollout_setup
 from rlcli.engines.weights import SharedMemoryTransport
 from rlcli.errors import UserError
 from rlcli.models.registry import read_model
+from rlcli.models.spec import ModelSpec
 from rlcli.rewards.pool import RewardPool
 from rlcli.runs.folder import read_state
 from rlcli.runs.jsonl import Appender
 from rlcli.runs.samples import rows
 from rlcli.trainers.evaluate import evaluate
-from rlcli.trainers.launch import decoder, open_prompts
+from rlcli.trainers.launch import decoder, open_prompts, sizes
 from rlcli.trainers.parts import EVAL_SEED_OFFSET, Machine, launch_rollout
 from rlcli.trainers.rollouts import Judge
 
@@ -55,10 +55,11 @@ def measure(overrides: list[str], recipe: str | None, run: Path | None, out: Pat
     from rich.console import Console
 
     config = settings(overrides, recipe, run)
-    require(config, read_architecture(config.model))
+    spec = read_model(config.model)
+    require(config, sizes(spec))
     prompts = open_prompts(config, str(config.data.eval))
     seed = config.train.seed + EVAL_SEED_OFFSET
-    with judge_alone(config) as judge:
+    with judge_alone(config, spec) as judge:
         held_out = [prompts.prompt(number) for number in range(len(prompts))]
         measured, groups = evaluate(judge, held_out, config.eval, config.rollout, seed if config.train.deterministic else None)
         if out is not None:
@@ -73,9 +74,8 @@ def measure(overrides: list[str], recipe: str | None, run: Path | None, out: Pat
 
 
 @contextmanager
-def judge_alone(config: DapoRecipe) -> Iterator[Judge]:
+def judge_alone(config: DapoRecipe, spec: ModelSpec) -> Iterator[Judge]:
     """One or more rollout engines and the verifiers, without a trainer."""
-    spec = read_model(config.model)
     machine = Machine.of(config.cluster)
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="msrl-eval-")))

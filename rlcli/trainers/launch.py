@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rlcli.checkpoint.find import Checkpoint
-from rlcli.config.architecture import read_architecture
+from rlcli.config.architecture import Architecture, from_config
 from rlcli.config.load import Loaded
 from rlcli.config.plan import Counts, plan, require
 from rlcli.config.schema import DapoRecipe, DpoRecipe
@@ -27,7 +27,6 @@ from rlcli.platforms.base import pick
 from rlcli.rewards.verifiers import check_names
 from rlcli.runs.environment import describe
 from rlcli.runs.folder import RunFolder
-from rlcli.trainers.saving import export_final
 from rlcli.trainers.stopping import Stopper, saying_what_is_left
 
 CACHE = "data-cache"  # below run.dir: rows that were prepared on the way
@@ -57,10 +56,15 @@ def precheck(config: DapoRecipe | DpoRecipe) -> None:
     allocator.find(config.cluster.preload_allocator)
 
 
+def environment_of(config: DapoRecipe | DpoRecipe, spec: ModelSpec, **extra: object) -> dict[str, object]:
+    """What the run's folder records of a start."""
+    return describe(model=str(spec.folder), allocator=allocator.find(config.cluster.preload_allocator).note, **extra)
+
+
 @contextmanager
-def new_run(config: Any, kind: str, recipe: str | None, environment: dict[str, object]) -> Iterator[RunFolder]:
+def new_run(loaded: Loaded, config: DapoRecipe | DpoRecipe, spec: ModelSpec) -> Iterator[RunFolder]:
     """A new run's folder. Where the user's input turns out wrong before the first step, nothing of it is left."""
-    run = RunFolder.create(config, kind, recipe, environment)
+    run = RunFolder.create(config, loaded.kind, loaded.recipe_name, environment_of(config, spec, recipe=loaded.recipe_name))
     try:
         with run:
             yield run
@@ -68,6 +72,15 @@ def new_run(config: Any, kind: str, recipe: str | None, environment: dict[str, o
         if not (run.path / "metrics.jsonl").exists() and not any(run.checkpoints.glob("step-*")):
             shutil.rmtree(run.path, ignore_errors=True)
         raise
+
+
+@contextmanager
+def attended(config: DapoRecipe | DpoRecipe, run: RunFolder) -> Iterator[Stopper]:
+    """Around all that may fail or be stopped: the first lines of the run before it, and after a failure what there is to go on from."""
+    run.console.info(f"run folder {run.path}")
+    run.console.info(f"allocator of the workers: {allocator.find(config.cluster.preload_allocator).note}")
+    with saying_what_is_left(run), Stopper(config.run.max_minutes) as stopper:
+        yield stopper
 
 
 def open_prompts(config: DapoRecipe, source: str) -> PromptSet:
@@ -83,6 +96,11 @@ def open_prompts(config: DapoRecipe, source: str) -> PromptSet:
     )
     assert isinstance(opened, PromptSet)
     return opened
+
+
+def open_both(config: DapoRecipe) -> tuple[PromptSet, PromptSet | None]:
+    """The prompts to train on, and those held out."""
+    return open_prompts(config, config.data.train), open_prompts(config, config.data.eval) if config.data.eval else None
 
 
 def decoder(folder: str) -> Callable[[Sequence[int]], str]:
@@ -103,17 +121,21 @@ def check_dapo(config: DapoRecipe) -> ModelSpec:
     for source in filter(None, (config.data.train, config.data.eval)):
         if not is_prepared(Path(source)):
             find_sources([source])  # both are there, before either is prepared
-    require(config, read_architecture(config.model), platform.name, None if platform.name == "cpu" else platform.device_count())
+    require(config, sizes(spec), platform.name, None if platform.name == "cpu" else platform.device_count())
     return spec
 
 
-def show_plan(loaded: Loaded, rows: int | None) -> None:
+def sizes(spec: ModelSpec) -> Architecture:
+    """What plans are made of."""
+    return from_config(spec.config, f"{spec.folder}/config.json")
+
+
+def show_plan(config: DapoRecipe | DpoRecipe, spec: ModelSpec, rows: int) -> None:
     from rich.console import Console
 
-    config = loaded.config
     platform = pick(config.cluster.platform)
     counts = Counts(rows=rows, devices=platform.device_count(), memory=platform.memory().total, platform=platform.name)
-    Console().print(plan(config, read_architecture(config.model), counts).render())
+    Console().print(plan(config, sizes(spec), counts).render())
 
 
 def train_dapo(loaded: Loaded, dry_run: bool = False) -> Path | None:
@@ -121,14 +143,11 @@ def train_dapo(loaded: Loaded, dry_run: bool = False) -> Path | None:
     config = anchored(loaded.dapo)
     spec = check_dapo(config)
     precheck(config)
-    train = open_prompts(config, config.data.train)
-    held_out = open_prompts(config, config.data.eval) if config.data.eval else None
+    train, held_out = open_both(config)
     if dry_run:
-        show_plan(loaded, len(train))
+        show_plan(config, spec, len(train))
         return None
-    environment = describe(model=str(spec.folder), recipe=loaded.recipe_name)
-    with new_run(config, "dapo", loaded.recipe_name, environment) as run:
-        tell_data(run, train, held_out)
+    with new_run(loaded, config, spec) as run:
         run_dapo(config, spec, run, train, held_out)
     return run.path
 
@@ -149,12 +168,8 @@ def run_dapo(
     from rlcli.trainers.parts import dapo_parts
 
     run.decode = decode = decoder(config.model)
-    run.console.info(f"run folder {run.path}")
     prompts = [held_out.prompt(number) for number in range(len(held_out))] if held_out is not None else []
-    with saying_what_is_left(run), Stopper(config.run.max_minutes) as stopper, dapo_parts(config, spec, run, train, prompts, decode, stopper) as parts:
-        trainer = DapoTrainer(config, parts)
-        if checkpoint is not None:
-            trainer.restore(checkpoint)
-        trainer.train()
-        export_final(parts.trainer, run.final)
-        run.console.info(f"the trained model is in {run.final}")
+    with attended(config, run) as stopper:
+        tell_data(run, train, held_out)
+        with dapo_parts(config, spec, run, train, prompts, decode, stopper) as parts:
+            DapoTrainer(config, parts).complete(checkpoint)

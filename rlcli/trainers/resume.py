@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlcli.checkpoint.find import Checkpoint, resolve
 from rlcli.checkpoint.trusted import refuse_code
 from rlcli.config.load import Loaded, from_dict, get
+from rlcli.config.schema import DapoRecipe, DpoRecipe
 from rlcli.errors import UserError
-from rlcli.runs.environment import describe
+from rlcli.models.spec import ModelSpec
 from rlcli.runs.folder import RunFolder
-from rlcli.trainers.dpo import total_steps
-from rlcli.trainers.launch import anchored, check_dapo, open_prompts, run_dapo, tell_data
+from rlcli.trainers.launch import anchored, check_dapo, environment_of, open_both, run_dapo
 from rlcli.trainers.launch_dpo import check_dpo, open_all, reference_identity, run_dpo
 from rlcli.trainers.saving import MODEL, model_identity, require_same
 
@@ -73,36 +75,43 @@ def refuse_unsafe(saved: Loaded, loaded: Loaded, allow_data_change: bool) -> Non
             raise UserError(f"{key}={now} cannot be changed when resuming (the checkpoint was made with {was}): start a new run from the trained weights instead")
 
 
-def open_run(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, environment: dict[str, object]) -> RunFolder:
+def require_origin(config: DapoRecipe | DpoRecipe, spec: ModelSpec, checkpoint: Checkpoint, data: str | None) -> None:
+    """Raise UserError where the model, or the training data by their fingerprint (None: any will do), are not those of the checkpoint."""
+    require_same(f"the model in {config.model}", checkpoint.manifest.model, model_identity(spec), "give the same one as model=DIR")
+    if data is not None:
+        require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], data, DATA_REMEDY)
+
+
+@contextmanager
+def reopened(loaded: Loaded, spec: ModelSpec, checkpoint: Checkpoint, folder: Path | None) -> Iterator[RunFolder]:
     """The run's own folder, rewound to the checkpoint's step; a new one for a checkpoint that lies outside any run."""
+    environment = environment_of(loaded.config, spec, resumed_from=str(checkpoint.path))
     if folder is None:
-        return RunFolder.create(loaded.config, loaded.kind, f"resumed-{loaded.kind}", environment)
-    return RunFolder.reopen(folder, loaded.config, checkpoint.step, environment)
+        run = RunFolder.create(loaded.config, loaded.kind, f"resumed-{loaded.kind}", environment)
+    else:
+        run = RunFolder.reopen(folder, loaded.config, checkpoint.step, environment)
+    with run:
+        run.console.info(f"resuming after step {checkpoint.step} from {checkpoint.path}")
+        yield run
 
 
 def resume_dapo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allow_data_change: bool) -> Path:
     config = loaded.dapo
     spec = check_dapo(config)
-    require_same(f"the model in {config.model}", checkpoint.manifest.model, model_identity(spec), "give the same one as model=DIR")
-    train = open_prompts(config, config.data.train)
-    held_out = open_prompts(config, config.data.eval) if config.data.eval else None
-    if not allow_data_change:
-        require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], train.fingerprint, DATA_REMEDY)
-    environment = describe(model=str(spec.folder), resumed_from=str(checkpoint.path))
-    with open_run(loaded, checkpoint, folder, environment) as run:
-        run.console.info(f"resuming after step {checkpoint.step} from {checkpoint.path}")
-        tell_data(run, train, held_out)
+    train, held_out = open_both(config)
+    require_origin(config, spec, checkpoint, None if allow_data_change else train.fingerprint)
+    with reopened(loaded, spec, checkpoint, folder) as run:
         run_dapo(config, spec, run, train, held_out, checkpoint)
     return run.path
 
 
 def resume_dpo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allow_data_change: bool) -> Path:
+    from rlcli.trainers.dpo import total_steps
+
     config = loaded.dpo
     spec = check_dpo(config)
-    require_same(f"the model in {config.model}", checkpoint.manifest.model, model_identity(spec), "give the same one as model=DIR")
     train, held_out = open_all(config)
-    if not allow_data_change:
-        require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], train.fingerprint, DATA_REMEDY)
+    require_origin(config, spec, checkpoint, None if allow_data_change else train.fingerprint)
     where = folder or checkpoint.path
     if checkpoint.step >= total_steps(config, len(train)) and (folder is None or (folder / "final").is_dir()):
         print(f"{where}: finished, all {checkpoint.step} steps are done; to go on, give more: msrl resume --ckpt {where} train.epochs=N")
@@ -110,8 +119,6 @@ def resume_dpo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allo
     if saved := checkpoint.manifest.data.get("reference"):
         what = f"the reference model in {config.dpo.reference_model or config.model}"
         require_same(what, saved, reference_identity(config), "give its folder as it was, as dpo.reference_model=DIR")
-    environment = describe(model=str(spec.folder), resumed_from=str(checkpoint.path))
-    with open_run(loaded, checkpoint, folder, environment) as run:
-        run.console.info(f"resuming after step {checkpoint.step} from {checkpoint.path}")
+    with reopened(loaded, spec, checkpoint, folder) as run:
         run_dpo(config, spec, run, train, held_out, checkpoint)
     return run.path

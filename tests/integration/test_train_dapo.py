@@ -13,6 +13,7 @@ import pytest
 import yaml
 from whole_runs import Finished, checkpoints_of, finish, rows_of, samples_of, steps_of, tiny_recipe, weights_of
 
+from rlcli.platforms import allocator
 from rlcli.runs.metrics import MEANINGS, meaning
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1500)]
@@ -30,7 +31,8 @@ ALWAYS = {
 
 def test_the_run_says_what_it_does(undisturbed: Finished) -> None:
     lines = undisturbed.output.splitlines()
-    assert lines[:3] == ["6 training prompts", "3 held-out prompts", f"run folder {undisturbed.run}"]
+    allocator_line = f"allocator of the workers: {allocator.find('auto').note}"
+    assert lines[:4] == [f"run folder {undisturbed.run}", allocator_line, "6 training prompts", "3 held-out prompts"]
     assert f"the trained model is in {undisturbed.run / 'final'}" in undisturbed.output
     assert "Traceback" not in undisturbed.output
 
@@ -42,6 +44,7 @@ def test_the_folder_is_complete(undisturbed: Finished) -> None:
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["mini_batch_prompts"] == 2
     (start,) = json.loads((run / "environment.json").read_text())
     assert {"torch", "ray", "megatron-core"} <= set(start["packages"])
+    assert start["allocator"] == allocator.find("auto").note
     assert (run / "report.html").stat().st_size > 1000
     assert [path.name for path in checkpoints_of(run)] == ["step-00000014", "step-00000015", "step-00000016"]
     assert (run / "logs" / "train-rank-0.log").is_file()
