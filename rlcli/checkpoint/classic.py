@@ -67,6 +67,7 @@ def open_classic(folder: Path, model: Path | None, extend: bool | None = None) -
     files = _read_files(where)
     pipeline, tensor, expert = (max(getattr(f, k) for f in files) + 1 for k in ("pipeline", "tensor", "expert"))
     virtual = len(files[0].chunks)
+    _check_args(where, files[0].args, {"tensor": tensor, "pipeline": pipeline, "expert": expert})
     states = [[canonical(c, spec, _expert_parts(f, tensor, spec, extend), str(f.path)) for c in f.chunks] for f in files]
     layout = Layout(tensor=tensor, pipeline=pipeline, virtual=virtual, expert=expert, expert_tensor=tensor)
     layout = replace(layout, stages=_stages(files, states, layout, spec))
@@ -79,6 +80,14 @@ def open_classic(folder: Path, model: Path | None, extend: bool | None = None) -
     stored.layout = replace(deal(files[0]), tensor_rank=0, expert_rank=0, expert_tensor_rank=0, stages=_short(layout.stages))
     stored.check()
     return stored
+
+
+def _check_args(folder: Path, args: dict[str, Any], found: dict[str, int]) -> None:
+    """UserError where the writer noted more ranks than there are folders of; fewer are left to the checks of what is in them."""
+    for kind, count in found.items():
+        noted = args.get(f"{kind}_model_parallel_size")
+        if isinstance(noted, int) and noted > count:
+            raise UserError(f"{folder}: holds mp_rank folders of {count} {kind} parallel ranks where its files say {noted}; fetch those that are missing")
 
 
 def _read_files(folder: Path) -> list[RankFile]:

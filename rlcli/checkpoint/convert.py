@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rlcli.checkpoint.classic_write import ClassicTarget
+from rlcli.checkpoint.disk import THREADS, hash_file
 from rlcli.checkpoint.dist_write import DistTarget
 from rlcli.checkpoint.formats import open_stored
 from rlcli.checkpoint.hf_folder import HfTarget
@@ -39,6 +42,7 @@ class Conversion:
     dtype: str = "keep"
     model: Path | None = None  # HF folder with config.json and tokenizer, where `load` has none
     verify: bool = True
+    logits: bool = False  # compare logits too
     threads: int = 4
 
 
@@ -54,29 +58,50 @@ class Converted:
     verified: int  # parameters found equal, bit for bit
     verify_seconds: float
     left_out: list[str]  # what of the source is no part of the model
+    logits: tuple[float, float] | None = None  # (largest difference, standard deviation), where they were compared
 
 
 def convert(job: Conversion, progress: Progress = lambda stage, done, total: None) -> Converted:
-    """Convert, and verify unless told not to; nothing is left at `job.save` when anything fails.
+    """Convert, and verify unless told not to; `job.save` gets its name when all is well, and nothing is left there or beside it when not.
 
-    Raises UserError for a source that is incomplete or a layout that cannot be, RunError for a target that does not come out equal.
+    Raises UserError for a source that is incomplete, a layout that cannot be or a folder that cannot be written, RunError for a full disk and
+    for a target that does not come out equal.
     """
     source = open_stored(job.load, job.named, job.model, job.extend)
     target = make_target(job, source)
     rules = [rule for rule in source.spec.rules if job.to != "hf" or not rule.copy]
+    if job.verify:
+        check_sums(source, progress)
     began = time.perf_counter()
-    try:
+    with _written(target):
         target.create()
         total = sum(source.dtypes().values())
         done = each(rules, lambda rule: _move(source, target, rule), "convert", job.threads, lambda stage, now, _: progress(stage, now, total))
         target.finish()
+        seconds = time.perf_counter() - began
+        verified = verify(source, job, target, progress) if job.verify else 0
+        compared = compare_logits(job, target) if job.logits else None
+        verify_seconds = time.perf_counter() - began - seconds
+        target.publish()
+    return Converted(source.format, job.to, len(rules), done, seconds, verified, verify_seconds, source.left_out(), compared)
+
+
+@contextmanager
+def _written(target: Target) -> Iterator[None]:
+    """Leaves nothing of the target behind when anything fails, and tells the system's errors in one line."""
+    try:
+        yield
+    except OSError as error:
+        target.abandon()
+        reason = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(f"{target.folder}: the disk became full; nothing is left there") from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
+            raise UserError(f"{target.folder}: cannot be written ({reason.lower()}); choose another folder for --save") from error
+        raise RunError(f"{target.folder}: cannot be written ({reason}: {error.filename or 'no file named'}); nothing is left there") from error
     except BaseException:
         target.abandon()
         raise
-    seconds, verified = time.perf_counter() - began, 0
-    if job.verify:
-        verified = verify(source, job, target, progress)
-    return Converted(source.format, job.to, len(rules), done, seconds, verified, time.perf_counter() - began - seconds, source.left_out())
 
 
 def make_target(job: Conversion, source: Stored) -> Target:
@@ -84,7 +109,11 @@ def make_target(job: Conversion, source: Stored) -> Target:
     if job.to not in TARGETS:
         raise UserError(f"--to {job.to}: no such format (only {', '.join(TARGETS)})")
     layout, extend = job.layout, bool(job.extend) and job.to == "classic"
+    if layout.virtual > 1 and layout.pipeline == 1:
+        raise UserError(f"--vpp {layout.virtual}: model chunks are those of pipeline ranks; give --pp too")
     if not source.spec.experts:
+        if layout.expert_tensor not in (1, layout.tensor):
+            raise UserError(f"--etp {layout.expert_tensor}: a {source.spec.family.name} model has no experts; leave it out")
         layout = replace(layout, expert_tensor=1)
     elif extend:
         layout = replace(layout, expert=layout.expert * layout.tensor, expert_tensor=1)
@@ -92,7 +121,8 @@ def make_target(job: Conversion, source: Stored) -> Target:
         check_layout(source.spec, layout)
     missing = {rule.name: source.dtype(rule) for rule in source.spec.rules if not rule.copy}
     dtypes = {rule.name: missing.get(rule.name) or missing["embedding.word_embeddings.weight"] for rule in source.spec.rules}
-    target = TARGETS[job.to](source.spec, layout, job.save, job.dtype, dtypes, source.step)
+    save = job.save if job.save.name not in ("", "..") else job.save.resolve()  # a folder that has a name, to stand beside
+    target = TARGETS[job.to](source.spec, layout, save, job.dtype, dtypes, source.step)
     if isinstance(target, ClassicTarget):
         target.extend, target.names = extend, job.names
     return target
@@ -124,6 +154,21 @@ def each(rules: Iterable[Rule], work: Callable[[Rule], int], stage: str, threads
     return done
 
 
+def check_sums(stored: Stored, progress: Progress = lambda stage, done, total: None) -> int:
+    """Compute every checksum that was noted anew; how many there were. UserError names the first file that is missing or differs."""
+    paths = list(stored.checksums)
+    lost = next((path for path in paths if not path.is_file()), None)
+    if lost is not None:
+        raise UserError(f"{lost}: file is missing, though a checksum was noted of it")
+    sizes = [path.stat().st_size for path in paths]
+    with ThreadPoolExecutor(THREADS) as pool:
+        for i, (path, (_, digest)) in enumerate(zip(paths, pool.map(hash_file, paths), strict=True)):
+            if digest != stored.checksums[path]:
+                raise UserError(f"{path}: differs from its checksum; its content was changed after it was written")
+            progress("checksums", sum(sizes[: i + 1]), sum(sizes))
+    return len(paths)
+
+
 def verify(source: Stored, job: Conversion, target: Target, progress: Progress = lambda stage, done, total: None) -> int:
     """Open what was written as if it were given, and compare every tensor with the source; the number of parameters compared.
 
@@ -131,14 +176,14 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
     """
     import torch
 
-    written = open_stored(job.save, job.to, None, job.extend)
+    written = open_stored(target.partial, job.to, None, job.extend)
     rules = [rule for rule in source.spec.rules if not rule.copy]
 
     def compare(rule: Rule) -> int:
         dtype, count = getattr(torch, target.dtype_of(rule)), 0
         for mine, theirs, hf in zip(source.tensors(rule), written.tensors(rule), rule.sources, strict=True):
             if not same_bits(mine.to(dtype), theirs):
-                raise RunError(f"{job.save}: {hf.name} is not what {job.load} holds; do not use it")
+                raise RunError(f"{job.save}: {hf.name} did not come out as what {job.load} holds; nothing is left there")
             count += mine.numel() * mine.element_size()
         written.check_replicas(rule)
         return count
@@ -148,6 +193,16 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
     check_copies(written)
     target.seal()
     return len(rules)
+
+
+def compare_logits(job: Conversion, target: Target) -> tuple[float, float]:
+    """(largest difference, standard deviation) of both models' logits on a few tokens; RunError where they are not those of the same model."""
+    from rlcli.checkpoint.logits import compare
+
+    difference, spread = compare(job.load, target.partial, job.model, job.extend)
+    if not difference < 1e-3 * max(spread, 1.0):
+        raise RunError(f"{job.save}: logits differ from those of {job.load} by {difference:.2e} at a spread of {spread:.2f}; nothing is left there")
+    return difference, spread
 
 
 def check_copies(written: Stored) -> None:

@@ -11,7 +11,7 @@ The names are those of Megatron-core's sharded state dicts.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -114,10 +114,27 @@ def read_metadata(folder: Path) -> dict[str, Entry]:
         raise UserError(f"{folder / CONFIG}: sharded_backend {backend!r} is not supported (only torch_dist)")
     metadata = load_pickle(folder / METADATA, RECORDS)
     try:
+        _check_files(folder, metadata["storage_data"].values())
         places = {(i["fqn"], tuple(i["offset"])): s for i, s in metadata["storage_data"].items() if i.get("offset") is not None}
         return {n: _entry(folder, n, t, places) for n, t in metadata["state_dict_metadata"].items() if "chunks" in t}
     except (KeyError, TypeError, AttributeError, IndexError) as e:
         raise UserError(f"{folder / METADATA}: is not the description of a distributed checkpoint ({type(e).__name__}: {e})") from None
+
+
+def _check_files(folder: Path, places: Iterable[Mapping[str, Any]]) -> None:
+    """Every record, those of objects too, lies within a file of this folder."""
+    ends: dict[str, int] = {}
+    for place in places:
+        file = place["relative_path"]
+        ends[file] = max(ends.get(file, 0), int(place["offset"]) + int(place["length"]))
+    for file, end in ends.items():
+        if Path(file).name != file:
+            raise UserError(f"{folder / METADATA}: names the file {file!r} outside the folder")
+        if not (folder / file).exists():
+            raise UserError(f"{folder / file}: file is missing")
+        size = (folder / file).stat().st_size
+        if size < end:
+            raise UserError(f"{folder / file}: truncated, {size} bytes where {METADATA} places {end}; fetch the file again")
 
 
 def _entry(folder: Path, name: str, tensor: Mapping[str, Any], places: Mapping[Any, Any]) -> Entry:
@@ -130,8 +147,6 @@ def _entry(folder: Path, name: str, tensor: Mapping[str, Any], places: Mapping[A
         if place is None:
             raise UserError(f"{folder / METADATA}: a chunk of {name} has no place")
         file = place["relative_path"]
-        if Path(file).name != file:
-            raise UserError(f"{folder / METADATA}: names the file {file!r} outside the folder")
         chunks.append(Chunk(tuple(chunk["offsets"]), tuple(chunk["sizes"]), file, int(place["offset"]), int(place["length"])))
     return Entry(tuple(tensor["size"]), dtype.name, chunks)
 

@@ -8,8 +8,10 @@ from rlcli.checkpoint import find
 from rlcli.checkpoint.classic import is_classic, open_classic
 from rlcli.checkpoint.dist_format import find_dist, open_dist
 from rlcli.checkpoint.hf_folder import open_hf
-from rlcli.checkpoint.sharded import is_sharded, open_sharded
+from rlcli.checkpoint.sharded import MANIFEST, is_sharded, open_sharded
 from rlcli.checkpoint.stored import Stored
+from rlcli.checkpoint.sums import read_sums
+from rlcli.checkpoint.target import HF_FOLDER
 from rlcli.errors import UserError
 
 FORMATS = ("hf", "mcore", "torch_dist", "classic", "run")
@@ -28,6 +30,8 @@ def detect(folder: Path) -> str:
         return "torch_dist"
     if is_classic(folder):
         return "classic"
+    if (folder / HF_FOLDER).is_dir() and any(folder.glob("dense.tp*.safetensors")):
+        raise UserError(f"{folder / MANIFEST}: file is missing; without it the folder's layout is not known")
     if (folder / "config.json").is_file() or any(folder.glob("*.safetensors")):
         return "hf"
     raise UserError(f"{folder}: holds no model (no HF folder, msrl mcore folder, Megatron torch_dist or classic checkpoint)")
@@ -36,7 +40,7 @@ def detect(folder: Path) -> str:
 def is_run(folder: Path) -> bool:
     """Whether `folder` is a run's folder, its checkpoints folder, or one of its checkpoints."""
     named = (folder / find.FOLDER).is_dir() or any(find.COMPLETE.fullmatch(p.name) for p in folder.glob("step-*"))
-    return named or (bool(find.COMPLETE.fullmatch(folder.name)) and (folder / "manifest.json").is_file())
+    return named or (bool(find.COMPLETE.fullmatch(folder.name)) and (folder / MANIFEST).is_file())
 
 
 def open_run(folder: Path, model: Path | None) -> Stored:
@@ -46,19 +50,24 @@ def open_run(folder: Path, model: Path | None) -> Stored:
     if model is None and not (isinstance(named, str) and (Path(named) / "config.json").is_file()):
         raise UserError(f"{checkpoint.path}: the run's model folder {named} is not there; name it with --model")
     stored = open_dist(checkpoint.path / RUN_MODEL, model or Path(str(named)))
-    stored.format, stored.step = "run", checkpoint.step
+    stored.format, stored.step, stored.checkpoint = "run", checkpoint.step, checkpoint
     return stored
 
 
 def open_stored(folder: Path, named: str | None = None, model: Path | None = None, extend: bool | None = None) -> Stored:
     """The model in `folder`. `named`: the format it must be in ("mcore" serves every Megatron format); `model`: a HF folder for config.json."""
+    if named is not None and named not in FORMATS:
+        raise UserError(f"--from {named}: no such format (only {', '.join(FORMATS)})")
     found = detect(folder)
     if named and named != found and not (named == "mcore" and found != "hf"):
-        raise UserError(f"{folder}: is in the format {found}, not {named}")
-    if found == "hf":
-        return open_hf(folder, tokenizer=False)
+        raise UserError(f"{folder}: is in the format {found}, not {named}; leave --from out to read whatever a folder holds")
     if found == "run":
         return open_run(folder, model)
     if found == "mcore":
         return open_sharded(folder, model)
-    return open_dist(folder, model) if found == "torch_dist" else open_classic(folder, model, extend)
+    if found == "hf":
+        stored = open_hf(folder, tokenizer=False)
+    else:
+        stored = open_dist(folder, model) if found == "torch_dist" else open_classic(folder, model, extend)
+    stored.checksums = read_sums(folder)
+    return stored

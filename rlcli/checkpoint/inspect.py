@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlcli.checkpoint import find, sharded
-from rlcli.checkpoint.convert import Progress, check_copies, each
-from rlcli.checkpoint.disk import hash_file
+from rlcli.checkpoint.convert import Progress, check_copies, check_sums, each
+from rlcli.checkpoint.find import Checkpoint
 from rlcli.checkpoint.formats import open_stored
 from rlcli.checkpoint.stored import Stored
+from rlcli.checkpoint.sums import size_text
 from rlcli.errors import UserError
-from rlcli.models.files import read_json
 from rlcli.models.rules import Rule
 
 
@@ -18,19 +17,34 @@ def inspect(folder: Path, model: Path | None = None, extend: bool | None = None)
     """(what, value) for each line about the model in `folder`, from headers alone; UserError where it is incomplete."""
     stored = open_stored(folder, None, model, extend)
     files = {region.file for region in stored.regions()}
-    size = sum(f.stat().st_size for f in files)
     dtypes = stored.dtypes()
     lines = [
         ("format", stored.format),
         ("family", f"{stored.spec.family.name} ({', '.join(stored.spec.config.get('architectures', []))})"),
         ("layout", layout_text(stored)),
-        ("step", "-" if stored.step is None else str(stored.step)),
+        *(_run_lines(stored.checkpoint) if stored.checkpoint else [("step", "-" if stored.step is None else str(stored.step))]),
         ("parameters", f"{stored.spec.parameters:,}" + (", head tied to the embedding" if stored.spec.tied else "")),
         ("dtype", ", ".join(f"{name} {count / sum(dtypes.values()):.0%}" if len(dtypes) > 1 else name for name, count in dtypes.items())),
-        ("files", f"{len(files)}, {size / 2**30:.2f} GiB"),
+        ("weights", f"{size_text(sum(dtypes.values()))} in {len(files)} file{'s' * (len(files) > 1)} of {size_text(sum(f.stat().st_size for f in files))}"),
         ("checksums", _checksum_state(stored)),
     ]
-    return lines + [("left out", line) for line in stored.left_out()]
+    return lines + [("also there" if stored.format == "run" else "left out", line) for line in stored.left_out()]
+
+
+def _run_lines(found: Checkpoint) -> list[tuple[str, str]]:
+    """What the manifest of a run's checkpoint says of the run."""
+    manifest, steps = found.manifest, found.manifest.config.get("train", {}).get("steps")
+    counted = "pairs" if manifest.kind == "dpo" else "prompts"
+    shown = [name for name in manifest.metrics if name.startswith("eval/")] or list(manifest.metrics)
+    metrics = ", ".join(f"{name} {manifest.metrics[name]:.4g}" for name in shown[:3])
+    return [
+        ("checkpoint", str(found.path)),
+        ("step", f"{manifest.step} of {steps}" if steps else str(manifest.step)),
+        ("run", f"{manifest.kind}, {manifest.consumed:,} {counted} consumed"),
+        ("saved", f"{manifest.created} by msrl {manifest.versions.get('msrl', '?')}"),
+        ("to resume", "yes" if manifest.optimizer else "no: the optimizer was not saved"),
+        *([("metrics", metrics)] if metrics else []),
+    ]
 
 
 def layout_text(stored: Stored) -> str:
@@ -49,19 +63,9 @@ def layout_text(stored: Stored) -> str:
 
 
 def _checksum_state(stored: Stored) -> str:
-    noted = len(_noted(stored))
-    return f"{noted} files, not checked here (msrl ckpt verify does)" if noted else "none in this format"
-
-
-def _noted(stored: Stored) -> dict[Path, str]:
-    """The checksums that were noted when the folder was written."""
-    if stored.format == "run":
-        checkpoint = find.resolve(stored.folder.parent)
-        return {checkpoint.path / name: entry.sha256 for name, entry in checkpoint.manifest.files.items()}
-    if stored.format == "mcore":
-        files = read_json(stored.folder / sharded.MANIFEST).get("files", {})
-        return {stored.folder / name: entry["sha256"] for name, entry in files.items() if entry.get("sha256")}
-    return {}
+    if stored.checkpoint is not None:
+        return f"of {len(stored.checkpoint.manifest.files)} files, all right"
+    return f"of {len(stored.checksums)} files, not checked here (msrl ckpt verify does)" if stored.checksums else "none noted"
 
 
 def verify_folder(
@@ -75,12 +79,7 @@ def verify_folder(
     import torch
 
     stored = open_stored(folder, None, model, extend)
-    noted = _noted(stored)
-    for path, checksum in noted.items():
-        if not path.is_file():
-            raise UserError(f"{path}: file is missing")
-        if hash_file(path)[1] != checksum:
-            raise UserError(f"{path}: differs from its checksum; its content was changed after it was written")
+    noted = len(stored.checkpoint.manifest.files) if stored.checkpoint else check_sums(stored, progress)
     rules, total = [rule for rule in stored.spec.rules if not rule.copy], sum(stored.dtypes().values())
 
     def check(rule: Rule) -> int:
@@ -95,4 +94,4 @@ def verify_folder(
     each(rules, check, "verify", 4, lambda stage, now, _: progress(stage, now, total))
     check_copies(stored)
     lines = [f"{stored.format}: all {len(rules)} parameters of {stored.spec.family.name} are there, in shape and finite"]
-    return lines + ([f"checksums of {len(noted)} files are right"] if noted else [])
+    return lines + ([f"checksums of {noted} files are right"] if noted else [])

@@ -82,10 +82,10 @@ class ShardedTarget(Target):
         self._note(self.partial, {p.name: {"bytes": p.stat().st_size} for p in sorted(self.partial.glob("*.safetensors"))})
 
     def seal(self) -> None:
-        paths = sorted(self.folder.glob("*.safetensors"))
+        paths = sorted(self.partial.glob("*.safetensors"))
         with ThreadPoolExecutor(4) as pool:  # read back from the page cache
             seen = list(pool.map(hash_file, paths))
-        self._note(self.folder, {p.name: dict(zip(("bytes", "sha256"), facts, strict=True)) for p, facts in zip(paths, seen, strict=True)})
+        self._note(self.partial, {p.name: dict(zip(("bytes", "sha256"), facts, strict=True)) for p, facts in zip(paths, seen, strict=True)})
 
     def _note(self, folder: Path, files: dict[str, dict[str, Any]]) -> None:
         sizes = {k: v for k, v in asdict(self.layout).items() if not k.endswith("_rank") and k != "chunk"}
@@ -108,13 +108,17 @@ def open_sharded(folder: Path, model: Path | None) -> Stored:
     try:
         sizes = dict(manifest["layout"])
         layout = Layout(**{**sizes, "stages": tuple(sizes.get("stages") or ())})
-    except (KeyError, TypeError, ValueError) as e:
-        raise UserError(f"{folder / MANIFEST}: has no valid layout ({e})") from None
+        if not all(isinstance(n, int) and n > 0 for n in (layout.tensor, layout.pipeline, layout.expert, layout.expert_tensor, layout.virtual)):
+            raise ValueError(f"sizes must be whole numbers from 1 on, not {sizes}")
+        noted = {name: {"bytes": int(entry["bytes"]), "sha256": entry.get("sha256")} for name, entry in manifest["files"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        raise UserError(f"{folder / MANIFEST}: has no valid layout or list of files ({type(e).__name__}: {e})") from None
     spec = replace(read_config(*assets(folder, model)), tensors={})
     stored = Stored("mcore", folder, spec, layout, step=manifest.get("step"))
     wanted = contents(spec, layout)
+    stored.checksums = {folder / name: entry["sha256"] for name, entry in noted.items() if name in wanted and isinstance(entry["sha256"], str)}
     for name, rules in wanted.items():
-        _read_file(stored, folder / name, rules, manifest.get("files", {}).get(name, {}))
+        _read_file(stored, folder / name, rules, noted.get(name, {}))
     strange = sorted({p.name for p in folder.glob("*.safetensors")} - wanted.keys())
     if strange:
         raise UserError(f"{folder / strange[0]}: belongs to no rank of the layout in {MANIFEST}")

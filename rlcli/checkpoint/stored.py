@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rlcli.checkpoint.find import Checkpoint
 from rlcli.checkpoint.regions import Region, read_region, same_bits
 from rlcli.errors import UserError
 from rlcli.models.layout import Layout
@@ -31,7 +32,8 @@ class Stored:
     hf: dict[str, Region] = field(default_factory=dict)
     step: int | None = None
     ignored: list[str] = field(default_factory=list)  # names that hold nothing of the model
-    checksums: dict[str, str] = field(default_factory=dict)  # file name -> checksum noted when written
+    checksums: dict[Path, str] = field(default_factory=dict)  # noted when the files were written
+    checkpoint: Checkpoint | None = None  # of a run, every checksum found right on opening
 
     def tensors(self, rule: Rule) -> list[torch.Tensor]:
         """The HF tensors of `rule`, in the order of its sources."""

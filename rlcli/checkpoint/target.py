@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import shutil
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
+from rlcli.checkpoint.disk import sync_folder
 from rlcli.checkpoint.regions import Region, RegionWriter
+from rlcli.checkpoint.sums import WEIGHTS, size_text, write_sums
 from rlcli.errors import UserError
 from rlcli.models.export import COMPANIONS
 from rlcli.models.files import read_json
@@ -21,6 +24,7 @@ from rlcli.models.spec import ModelSpec
 if TYPE_CHECKING:
     import torch
 
+MARK = ".msrl-converting"  # in a folder that is being written; locked as long as its writer lives
 HF_FOLDER = "hf"  # within a Megatron folder: config.json and tokenizer, from which HF folders are made again
 
 
@@ -35,7 +39,10 @@ class Slot:
 
 @dataclass
 class Target(ABC):
-    """A model being written to `folder`, at `folder`.partial until `finish`. Subclasses fill `slots` in `prepare` and may add to `close`."""
+    """A model being written to `folder`, at `folder`.partial until `publish`. Subclasses fill `slots` in `prepare` and may add to `close`.
+
+    In this order: create, put for every rule, finish, seal if it was verified, publish; abandon after an error at any point.
+    """
 
     spec: ModelSpec
     layout: Layout
@@ -45,6 +52,7 @@ class Target(ABC):
     step: int | None = None
     slots: dict[str, list[Slot]] = field(default_factory=dict)
     writer: RegionWriter = field(default_factory=RegionWriter)
+    mark: IO[str] | None = None
 
     format = ""
 
@@ -72,10 +80,23 @@ class Target(ABC):
         parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(parent).free
         if free < self.bytes():
-            raise UserError(f"{parent}: {self.bytes() / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are free")
-        shutil.rmtree(self.partial, ignore_errors=True)
-        self.partial.mkdir()
+            raise UserError(f"{parent}: {size_text(self.bytes())} are needed, {size_text(free)} are free")
+        self._claim()
         self.prepare()
+
+    def _claim(self) -> None:
+        """Make `partial`. What a killed conversion left there is removed; what another writes, or something else made, is not."""
+        if self.partial.exists():
+            mark = self.partial / MARK
+            if not mark.is_file():
+                raise UserError(f"{self.partial}: is in the way and no conversion made it; remove it or choose another folder")
+            with open(mark, encoding="utf-8") as file:
+                if not _lock(file):
+                    raise UserError(f"{self.partial}: another conversion is writing it; wait for that, or choose another folder")
+            shutil.rmtree(self.partial)
+        self.partial.mkdir()
+        self.mark = open(self.partial / MARK, "w", encoding="utf-8")  # noqa: SIM115  held until publish or abandon
+        _lock(self.mark)
 
     def put(self, rule: Rule, tensors: list[torch.Tensor]) -> None:
         """Write every shard of `rule`, made of its HF tensors in the order of its sources."""
@@ -102,23 +123,37 @@ class Target(ABC):
     def close(self) -> None:  # noqa: B027  most formats have nothing to add
         """Write what belongs beside the weights."""
 
-    def seal(self) -> None:  # noqa: B027  most formats have no place for them
-        """Note checksums of what was just verified, in formats that have a place for them."""
-
     def finish(self) -> None:
-        """All on disk, then the folder gets its name."""
+        """All is on the disk."""
         self.writer.close()
         self.close()
+
+    def seal(self) -> None:
+        """Note checksums of what was just verified."""
+        write_sums(self.partial, WEIGHTS)
+
+    def publish(self) -> None:
+        """The folder gets its name."""
         if self.folder.exists():
             self.folder.rmdir()
         os.rename(self.partial, self.folder)
+        self._unmark(self.folder)
         sync_folder(self.folder.resolve().parent)
 
     def abandon(self) -> None:
         """Remove what was written."""
         with contextlib.suppress(OSError):
             self.writer.close(sync=False)
-        shutil.rmtree(self.partial, ignore_errors=True)
+        if self.mark is not None:  # else `partial` is not ours
+            self._unmark(self.partial)
+            shutil.rmtree(self.partial, ignore_errors=True)
+
+    def _unmark(self, folder: Path) -> None:
+        if self.mark is not None:
+            with contextlib.suppress(OSError):
+                (folder / MARK).unlink()
+            self.mark.close()
+            self.mark = None
 
 
 def copy_companions(spec: ModelSpec, folder: Path) -> None:
@@ -140,10 +175,12 @@ def assets(folder: Path, model: Path | None) -> tuple[dict[str, object], Path]:
     raise UserError(f"{model or folder}: has no config.json; name the HF folder of this model's architecture and tokenizer with --model")
 
 
-def sync_folder(path: Path) -> None:
-    """Make a rename within `path` last."""
-    handle = os.open(path, os.O_RDONLY)
+def _lock(file: IO[str]) -> bool:
+    """Whether nobody else has the lock of `file`, which is taken; on file systems without locks nobody has."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -42,7 +42,7 @@ class Layout:
     def layers(self, total: int) -> range:
         """Global numbers of the layers in this chunk of a model with `total` layers."""
         counts = self.stages or (total // (self.pipeline * self.virtual),) * (self.pipeline * self.virtual)
-        if len(counts) != self.pipeline * self.virtual or sum(counts) != total:
+        if len(counts) != self.pipeline * self.virtual or sum(counts) != total or min(counts) < 0:
             raise UserError(f"{total} layers do not divide over pipeline={self.pipeline}" + (f" x virtual={self.virtual}" if self.virtual > 1 else "")
                             + (f" as {','.join(map(str, self.stages))}" if self.stages else "") + "; choose another pipeline size")
         index = self.chunk * self.pipeline + self.pipeline_rank

@@ -115,6 +115,7 @@ def test_truncated_classic_file(keep, copy):
 
 def test_classic_files_that_lack_or_add_something(copy):
     folder = copy("classic")
+    (folder / "SHA256SUMS").unlink()  # as Megatron writes none
     state = torch.load(folder / RANK, weights_only=False)
     layer = "decoder.layers.2.mlp.linear_fc2.weight"
 
@@ -135,6 +136,12 @@ def test_classic_files_that_lack_or_add_something(copy):
     fails(folder, "down_proj.weight holds numbers that are not finite")
     shutil.rmtree(folder / "iter_0000001" / "mp_rank_00")
     fails(folder, "lacks the shards of tensor ranks 0 of 2")
+
+
+def test_a_classic_folder_without_one_of_its_ranks(copy):
+    folder = copy("classic")
+    shutil.rmtree(folder / "iter_0000001" / "mp_rank_01")
+    fails(folder, "holds mp_rank folders of 1 tensor parallel ranks where its files say 2")
 
 
 def test_other_entries_of_classic_folders(copy):
@@ -163,6 +170,41 @@ def test_damaged_own_folder(copy):
     fails(folder, "tp01.pp000.safetensors: file is missing")
 
 
+WEIGHTS = {"hf": "model.safetensors", "mcore": "dense.tp01.pp000.safetensors", "torch_dist": "__0_0.distcp", "classic": RANK}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_flipped_bit_is_found_in_every_format_and_not_converted(name, copy, tmp_path):
+    folder = copy(name)
+    if name == "hf":  # its maker wrote no checksums; msrl does
+        convert(Conversion(folder, tmp_path / "again", "hf"))
+        folder = tmp_path / "again"
+    file = folder / WEIGHTS[name]
+    assert verify_folder(folder)[1].startswith("checksums of")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    fails(folder, f"{file.name}: differs from its checksum")
+    with pytest.raises(UserError, match="differs from its checksum"):
+        convert(Conversion(folder, tmp_path / "out", "mcore"))
+    assert not (tmp_path / "out").exists()
+    if name != "mcore":  # without the note nobody can tell, and another's folder has none
+        (folder / "SHA256SUMS").unlink()
+        verify_folder(folder)
+
+
+@pytest.mark.parametrize("line", ["nonsense", "0" * 64 + "  ../outside", "0" * 64 + "  /etc/passwd"])
+def test_checksums_of_something_else(line, copy):
+    folder = copy("torch_dist")
+    (folder / "SHA256SUMS").write_text(line + "\n")
+    fails(folder, "SHA256SUMS: line 1 is no checksum of a file in this folder")
+
+
+def test_sha256sum_agrees(copy):
+    run = subprocess.run(["sha256sum", "-c", "--quiet", "SHA256SUMS"], cwd=copy("classic"), capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
 def test_own_folder_from_another_version(copy):
     folder = copy("mcore")
     manifest = json.loads((folder / "manifest.json").read_text())
@@ -170,11 +212,18 @@ def test_own_folder_from_another_version(copy):
     fails(folder, "version 2 is not known")
     (folder / "manifest.json").write_text(json.dumps(manifest | {"layout": {"width": 1}}))
     fails(folder, "has no valid layout")
+    for changes in ({"layout": {"tensor": 0}}, {"layout": {"tensor": "a"}}, {"files": []}):
+        (folder / "manifest.json").write_text(json.dumps(manifest | changes))
+        fails(folder, "has no valid layout or list of files")
+    (folder / "manifest.json").unlink()
+    fails(folder, "manifest.json: file is missing; without it")
 
 
 def test_damaged_distributed_checkpoint(copy):
     folder = copy("torch_dist")
     data = (folder / "__0_0.distcp").read_bytes()
+    (folder / "__0_0.distcp").write_bytes(data[:-20])  # within the last object, where no weight is
+    fails(folder, rf"__0_0.distcp: truncated, {len(data) - 20} bytes where .metadata places {len(data)}")
     (folder / "__0_0.distcp").write_bytes(data[: len(data) // 2])
     fails(folder, "__0_0.distcp: (truncated|cannot be read)")
     (folder / "__0_0.distcp").unlink()
@@ -190,6 +239,8 @@ def test_formats_are_told_apart(made, tmp_path):
         detect(tmp_path)
     with pytest.raises(UserError, match="is in the format hf, not mcore"):
         open_stored(made / "hf", "mcore")
+    with pytest.raises(UserError, match="--from zarr: no such format"):
+        open_stored(made / "hf", "zarr")
 
 
 def test_commands(made, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -14,6 +15,7 @@ from ckpt_models import FAMILIES, load_hf_tensors, make_hf, read_safetensors
 
 from rlcli.checkpoint.convert import Conversion, convert
 from rlcli.checkpoint.formats import detect, open_stored
+from rlcli.checkpoint.target import MARK
 from rlcli.errors import RunError, UserError
 from rlcli.models.layout import Layout
 
@@ -180,6 +182,8 @@ def test_multi_token_prediction_is_left_out_and_named(folders, tmp_path):
     (Layout(tensor=3), "4 attention heads do not divide over tensor=3"),
     (Layout(pipeline=3), "4 layers do not divide over pipeline=3"),
     (Layout(tensor=2, expert=3, expert_tensor=2), "8 experts do not divide over expert=3"),
+    (Layout(virtual=2), "--vpp 2: model chunks are those of pipeline ranks; give --pp too"),
+    (Layout(pipeline=2, stages=(-1, 5)), "4 layers do not divide over pipeline=2 as -1,5"),
 ])
 def test_layouts_that_cannot_be_leave_nothing(layout, words, folders, tmp_path):
     with pytest.raises(UserError, match=words):
@@ -195,9 +199,82 @@ def test_what_stands_in_the_way(folders, tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1000))
     for to in ("hf", "mcore", "torch_dist", "classic"):
-        with pytest.raises(UserError, match=r"GiB are needed, 0\.00 GiB are free"):
+        with pytest.raises(UserError, match=r"KiB are needed, 1000 bytes are free"):
             convert(Conversion(folders["llama"], tmp_path / "new", to))
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_sizes_for_experts_of_a_model_without(folders, tmp_path):
+    for layout, words in ((Layout(expert=2), "expert=2 must be 1"), (Layout(tensor=4, expert_tensor=2), "--etp 2: a llama model has no experts")):
+        with pytest.raises(UserError, match=words):
+            convert(Conversion(folders["llama"], tmp_path / "out", "mcore", layout=layout))
+
+
+@pytest.mark.parametrize(("number", "error", "words"), [
+    (30, UserError, r"cannot be written \(read-only file system\); choose another folder for --save"),
+    (13, UserError, r"cannot be written \(permission denied\)"),
+    (5, RunError, "cannot be written .Input/output error"),
+])
+def test_a_folder_that_cannot_be_written(number, error, words, folders, tmp_path, monkeypatch):
+    import os
+
+    def refuse(self, *args, **kwargs):
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    with pytest.raises(error, match=words):
+        convert(Conversion(folders["llama"], tmp_path / "out", "mcore"))
+
+
+def test_places_that_are_no_new_folder(folders, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(UserError, match="cannot be written"):
+        convert(Conversion(folders["llama"], tmp_path / "file" / "out", "mcore"))
+    monkeypatch.chdir(tmp_path)
+    for save in (".", "..", "file"):
+        with pytest.raises(UserError, match="exists already and is not empty"):
+            convert(Conversion(folders["llama"], Path(save), "mcore"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_what_stands_where_the_work_is_done(folders, tmp_path):
+    """Beside the new folder: somebody's files are kept, another conversion's too."""
+    import fcntl
+
+    beside = tmp_path / "out.partial"
+    beside.mkdir()
+    (beside / "thesis.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"out\.partial: is in the way and no conversion made it"):
+        convert(Conversion(folders["llama"], tmp_path / "out", "mcore"))
+    with open(beside / MARK, "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another conversion is writing it"):
+            convert(Conversion(folders["llama"], tmp_path / "out", "mcore"))
+    assert (beside / "thesis.txt").read_text() == "mine"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.partial"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rlcli.checkpoint import convert as c
+from rlcli.checkpoint.regions import RegionWriter
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+owner, name = {"write": (RegionWriter, "write_rows"), "verify": (c, "check_copies"), "rename": (os, "rename")}[sys.argv[1]]
+setattr(owner, name, die)
+c.convert(c.Conversion(Path(sys.argv[2]), Path(sys.argv[3]), "mcore"))
+"""
+
+
+@pytest.mark.parametrize("at", ["write", "verify", "rename"])
+def test_kill_9_leaves_no_folder_of_that_name_and_the_next_cleans_up(at, folders, tmp_path):
+    run = subprocess.run([sys.executable, "-c", KILLED, at, str(folders["llama"]), str(tmp_path / "out")], check=False, timeout=100)
+    assert run.returncode == -9
+    assert [p.name for p in tmp_path.iterdir()] == ["out.partial"]
+    convert(Conversion(folders["llama"], tmp_path / "out", "mcore"))
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert not (tmp_path / "out" / MARK).exists()
 
 
 def test_an_error_on_the_way_leaves_nothing(folders, tmp_path, monkeypatch):
@@ -207,7 +284,7 @@ def test_an_error_on_the_way_leaves_nothing(folders, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RegionWriter, "write_rows", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RunError, match="out: the disk became full; nothing is left there"):
         convert(Conversion(folders["llama"], tmp_path / "out", "mcore"))
     assert list(tmp_path.iterdir()) == []
 
@@ -227,9 +304,10 @@ def test_verification_finds_one_wrong_bit(to, folders, tmp_path, monkeypatch):
 
     flipped: list = []
     monkeypatch.setattr(RegionWriter, "write_rows", flip)
-    with pytest.raises((RunError, UserError), match=r"is not what|differs between"):
+    with pytest.raises((RunError, UserError), match=r"did not come out|differs between"):
         convert(Conversion(folders["llama"], tmp_path / "out", to, layout=Layout(tensor=2), threads=1))
     assert flipped
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_checkpoint_converts(folders, tmp_path):
@@ -247,5 +325,5 @@ def test_a_run_checkpoint_converts(folders, tmp_path):
     assert read_safetensors(tmp_path / "hf") == read_safetensors(folders["qwen3"])
     lines = dict(inspect(tmp_path / "run"))
     assert (lines["format"], lines["step"]) == ("run", "12")
-    assert "files, not checked here" in lines["checksums"]
+    assert lines["checksums"].endswith("files, all right")
     assert verify_folder(tmp_path / "run")[1].startswith("checksums of")
