@@ -63,6 +63,14 @@ MEGATRON_SHAPES = [
 SHAPES = [*MEGATRON_SHAPES, *PAIR_SHAPES, *PROMPT_SHAPES]  # in the order in which they are tried
 
 
+class UnknownColumns(UserError):
+    """Rows whose columns must be named. `problem` says why, `naming` how `msrl data prep` is told: `--map ...`."""
+
+    def __init__(self, problem: str, naming: str, more: str = "") -> None:
+        super().__init__(f"{problem}: say which is which, for instance {naming}{more}")
+        self.problem, self.naming = problem, naming
+
+
 @dataclass(frozen=True)
 class Converter:
     """How the rows of one data set are read: `convert` takes a row and gives a Row, or raises BadRow."""
@@ -109,9 +117,9 @@ def _shaped(settings: PrepareSettings, first: Raw, where: Path) -> Converter:
         wanted = [s for s in SHAPES if settings.kind in ("auto", s.kind)]
         shape = next((s for s in wanted if s.fits(first)), None)
     if shape is None:
-        raise UserError(
-            f"{where}: {_seen(first)} fit no known shape of {'rows' if settings.kind == 'auto' else settings.kind}: "
-            f"say which is which, for instance --map prompt={next(iter(first), 'COLUMN')} response=COLUMN"
+        raise UnknownColumns(
+            f"{where}: {_seen(first)} fit no known shape of {'rows' if settings.kind == 'auto' else settings.kind}",
+            f"--map prompt={next(iter(first), 'COLUMN')} {'chosen=COLUMN rejected=COLUMN' if settings.kind == 'pairs' else 'response=COLUMN'}",
         )
     found = shape
     if found.kind == "prompts":
@@ -125,9 +133,10 @@ def _judgeable(shape: Shape, settings: PrepareSettings, first: Raw, where: Path)
     if pair is not None:
         raise UserError(f"{where}: these rows are pairs (shape {pair.name}), not prompts with answers; {_seen(first)}")
     if shape.name == "plain" and settings.need_answer and first_of(first, ANSWERS) is None:
-        raise UserError(
-            f"{where}: found no column with answers among {_seen(first)}: name it with --map prompt={first_of(first, QUESTIONS)} response=COLUMN, "
-            "or give need_answer=false for a reward that needs none"
+        raise UnknownColumns(
+            f"{where}: found no column with answers among {_seen(first)}",
+            f"--map prompt={first_of(first, QUESTIONS)} response=COLUMN",
+            ", or give need_answer=false for a reward that needs none",
         )
 
 

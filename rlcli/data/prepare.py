@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlcli.config.settings import ValueFault, check_range, settings_of
-from rlcli.data.convert import Converter, choose
+from rlcli.data.convert import Converter, UnknownColumns, choose
 from rlcli.data.manifest import SCHEMA, Manifest, changes, is_prepared, read_manifest
 from rlcli.data.pipeline import Pipeline, Progress
 from rlcli.data.rows import BadRow
@@ -153,7 +153,11 @@ def open_or_prepare(
     sources = find_sources([source])
     key = _content_key(settings, [*(item.sha256() for item in sources), str(fingerprint)])
     out = Path(cache_dir).expanduser() / f"{sources[0].path.name.partition('.')[0]}-{key}"
-    prepare(dataclasses.replace(settings, out=str(out), overwrite=False), progress)
+    try:
+        prepare(dataclasses.replace(settings, out=str(out), overwrite=False), progress)
+    except UnknownColumns as fault:
+        command = f"msrl data prep --input {source} --kind {kind} --tokenizer {tokenizer_folder} --out DIR {fault.naming}"
+        raise UserError(f"{fault.problem}: prepare them with their columns named, then give DIR in place of the file: {command}") from fault
     return _open(out, kind, max_prompt_tokens)
 
 

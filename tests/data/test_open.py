@@ -180,3 +180,23 @@ def test_damaged_manifests(prepared: Prepared, tmp_path: Path) -> None:
             PromptSet.open(folder)
     with pytest.raises(UserError, match="no data set made by `msrl data prep`"):
         PromptSet.open(tmp_path)
+
+
+NAMELESS = [
+    ("prompts", {"foo": "1", "bar": "2"}, "--map prompt=foo response=COLUMN"),
+    ("prompts", {"question": "1", "level": "2"}, "--map prompt=question response=COLUMN"),
+    ("pairs", {"foo": "1", "bar": "2"}, "--map prompt=foo chosen=COLUMN rejected=COLUMN"),
+]
+
+
+@pytest.mark.parametrize(("kind", "row", "naming"), NAMELESS)
+def test_a_run_is_told_the_command_that_names_columns(
+    kind: str, row: dict[str, str], naming: str, jsonl: Callable[..., Path], tiny_tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    path = jsonl([row])
+    with pytest.raises(UserError) as caught:
+        open_or_prepare(str(path), kind, str(tiny_tokenizer_folder), cache_dir=tmp_path / "cache")
+    line = str(caught.value)
+    assert line.startswith(f"{path}: ")
+    assert line.endswith(f": msrl data prep --input {path} --kind {kind} --tokenizer {tiny_tokenizer_folder} --out DIR {naming}")
+    assert "\n" not in line

@@ -141,8 +141,8 @@ def test_extra_columns() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    ({"foo": 1}, {}, "fit no known shape"),
-    ({"prompt": "hi", "answer": "1"}, {"kind": "pairs"}, "fit no known shape of pairs"),
+    ({"foo": 1}, {}, "fit no known shape of rows: say which is which, for instance --map prompt=foo response=COLUMN"),
+    ({"prompt": "hi", "answer": "1"}, {"kind": "pairs"}, "fit no known shape of pairs: say which is which, for instance --map prompt=prompt chosen=COLUMN rejected=COLUMN"),
     ({"prompt": "hi", "answer": "1"}, {"shape": "alpaka"}, "did you mean alpaca"),
     ({"prompt": "hi", "answer": "1"}, {"shape": "orca"}, "shape orca is"),
     ({"prompt": "hi", "problem": "1"}, {"map": {"prompt": "problm", "response": "prompt"}}, "did you mean problem"),
