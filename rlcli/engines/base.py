@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,7 +38,6 @@ class WeightHandle:
     version: int
     files: tuple[str, ...]
     tied_head: bool
-    checksums: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

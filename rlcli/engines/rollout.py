@@ -111,7 +111,7 @@ class RolloutWorker:
         """Take new weights into every rank and drop what was computed with the old ones; the version now live."""
         if self._running:
             raise RunError(f"weight sync to version {handle.version}: {len(self._running)} prompts are still in work")
-        args = (handle.version, list(handle.files), handle.tied_head, dict(handle.checksums))
+        args = (handle.version, list(handle.files), handle.tied_head)
         versions = await self._engine.collective_rpc("msrl_update_weights", args=args)
         if not await self._engine.reset_prefix_cache():
             raise RunError(f"weight sync to version {handle.version}: vLLM did not empty its prefix cache")
