@@ -19,6 +19,10 @@ class RunError(MsrlError):
     exit_code = 1
 
 
+class WorkerLost(RunError):
+    """A worker is dead, silent or late beyond its deadline: the run cannot go on without it."""
+
+
 class StoppedEarly(MsrlError):
     """The run ended before its last step, by a signal, a time budget or a policy, and can be resumed. Exit code 3."""
 

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rlcli.cluster.processes import ProcessId
-from rlcli.errors import MsrlError, RunError
+from rlcli.errors import MsrlError, RunError, WorkerLost
 
 # A rank's death makes its neighbours fail too, a moment before or after: wait so long to see who really died.
 CULPRIT_WAIT_S = 2.0
@@ -49,11 +49,11 @@ def last_words(log: Path, lines: int = LAST_WORDS_LINES) -> str:
     return "\n".join("    " + line[:240] for line in kept)
 
 
-def fault(worker: Worker, what: str, how: str) -> RunError:
-    """The error a user reads when a worker fails."""
+def fault(worker: Worker, what: str, how: str, kind: type[RunError] = WorkerLost) -> RunError:
+    """The error a user reads when a worker fails. kind: RunError where it only refused one call."""
     words = last_words(worker.log)
     tail = f"\n  its last words ({worker.log}):\n{words}" if words else f"\n  it wrote nothing to {worker.log}"
-    return RunError(f"{what}: {worker.name} {how}{tail}")
+    return kind(f"{what}: {worker.name} {how}{tail}")
 
 
 def _describe(error: BaseException) -> str:
@@ -82,7 +82,7 @@ def _blame(failures: list[tuple[Worker, BaseException]], what: str) -> MsrlError
     echoes = ("connection", "peer", "gloo", "timed out")
     own = [pair for pair in failures if not any(echo in str(pair[1]).lower() for echo in echoes)]
     worker, error = (own or failures)[0]
-    return fault(worker, what, _describe(error))
+    return fault(worker, what, _describe(error), RunError if isinstance(error, RayTaskError) else WorkerLost)
 
 
 def _collect_failures(pending: dict[Any, Worker], first: tuple[Worker, BaseException]) -> list[tuple[Worker, BaseException]]:

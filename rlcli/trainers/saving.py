@@ -16,7 +16,7 @@ from rlcli.checkpoint.state import write_state
 from rlcli.checkpoint.store import Store
 from rlcli.config.schema import CheckpointConfig
 from rlcli.engines.base import TrainEngine
-from rlcli.errors import MsrlError, UserError
+from rlcli.errors import MsrlError, UserError, WorkerLost
 from rlcli.models.spec import ModelSpec
 
 MODEL = "model"  # folder of a checkpoint that the ranks write
@@ -25,7 +25,10 @@ State = Mapping[str, tuple[Mapping[str, Any], Arrays | None]]  # by name: values
 
 @dataclass
 class Saver:
-    """Saves at once or while training goes on. `tell` gets a line where a save that ran beside the training failed: it costs no run."""
+    """Saves at once or while training goes on. `tell` gets a line where a save that ran beside the training failed: it costs no run.
+
+    Only where a worker was lost over it the run ends, with that error.
+    """
 
     store: Store
     trainer: TrainEngine
@@ -52,7 +55,7 @@ class Saver:
             self.wait()
 
     def try_save(self, manifest: Manifest, state: State) -> None:
-        """Save beside the training: a failure is told, and the run goes on with the checkpoints it has."""
+        """Save beside the training: a failure to write is told, and the run goes on with the checkpoints it has."""
         try:
             self.save(manifest, state)
         except MsrlError as error:
@@ -84,6 +87,8 @@ class Saver:
     def _failed(self, step: int, error: MsrlError) -> None:
         self._pending, self.newest = None, -1
         self.store.abandon(step)
+        if isinstance(error, WorkerLost):
+            raise error
         self.tell(f"the checkpoint of step {step} was not saved: {error}")
 
 

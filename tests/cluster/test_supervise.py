@@ -16,7 +16,7 @@ import pytest
 from rlcli.cluster.launch import FOLDER_PREFIX, LocalCluster, sweep_leftovers
 from rlcli.cluster.processes import ProcessId
 from rlcli.cluster.supervise import last_words
-from rlcli.errors import RunError, UserError
+from rlcli.errors import RunError, UserError, WorkerLost
 
 pytestmark = pytest.mark.engine
 
@@ -73,7 +73,7 @@ def test_a_killed_worker_is_named_with_its_last_words(cluster: LocalCluster, pai
     os.kill(pair[1].process.pid, signal.SIGKILL)
     from rlcli.cluster.supervise import wait_all
 
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(WorkerLost) as caught:
         wait_all(calls, "step 7, update", 50.0, cluster.pulse)
     text = str(caught.value)
     assert text.startswith("step 7, update: train rank 1 died")
@@ -83,14 +83,14 @@ def test_a_killed_worker_is_named_with_its_last_words(cluster: LocalCluster, pai
 def test_a_frozen_worker_is_found_by_its_silence(cluster: LocalCluster, pair: list) -> None:
     os.kill(pair[0].process.pid, signal.SIGSTOP)
     try:
-        with pytest.raises(RunError, match=r"step 2, update: train rank 0 gives no sign of life for 3 s"):
+        with pytest.raises(WorkerLost, match=r"step 2, update: train rank 0 gives no sign of life for 3 s"):
             cluster.call(pair, "call", "sleep", 0.1, what="step 2, update", timeout_s=60)
     finally:
         os.kill(pair[0].process.pid, signal.SIGCONT)
 
 
 def test_a_worker_that_is_late_is_named(cluster: LocalCluster, pair: list) -> None:
-    with pytest.raises(RunError, match=r"step 4, save: train rank 0 did not finish in time .*train rank 0, train rank 1"):
+    with pytest.raises(WorkerLost, match=r"step 4, save: train rank 0 did not finish in time .*train rank 0, train rank 1"):
         cluster.call(pair, "call", "sleep", 20.0, what="step 4, save", timeout_s=2.0)
 
 
@@ -100,8 +100,9 @@ def test_a_users_mistake_found_by_a_worker_stays_one(cluster: LocalCluster, pair
 
 
 def test_any_other_error_names_worker_and_stage(cluster: LocalCluster, pair: list) -> None:
-    with pytest.raises(RunError, match=r"step 1, update: train rank \d failed: ValueError: it went wrong"):
+    with pytest.raises(RunError, match=r"step 1, update: train rank \d failed: ValueError: it went wrong") as caught:
         cluster.call(pair, "call", "fail", "value", what="step 1, update", timeout_s=30)
+    assert not isinstance(caught.value, WorkerLost)  # it goes on after a call that failed
 
 
 DRIVER = """

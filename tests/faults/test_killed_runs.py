@@ -62,6 +62,7 @@ def test_a_killed_worker_ends_the_run_and_is_named(story: Story, words: str, nam
         assert running.wait() == 1, running.output
         assert running.leftovers() == []
         errors = [line for line in running.output.splitlines() if line.startswith("error: ")]
+        assert "was not saved" not in running.output  # a save that it dies in ends the run too, by the same error
     assert errors, running.mark
     assert errors[0].startswith("error: step ")
     assert name in errors[0]
@@ -78,6 +79,7 @@ def test_a_frozen_rank_is_found_by_its_silence(story: Story) -> None:
         assert running.wait() == 1, running.output
         assert running.leftovers() == []
         error = next(line for line in running.output.splitlines() if line.startswith("error: "))
+        assert "was not saved" not in running.output
     assert "train rank 0 gives no sign of life for 3 s" in error
     assert error.startswith("error: step ")
 
