@@ -1,10 +1,8 @@
-"""The sizes of a model that plans are made of, read from its config.json without any library. `rlcli.models` judges whether it is supported."""
+"""The sizes of a model that plans are made of, from what its config.json says. `rlcli.models` reads it, and judges whether it is supported."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rlcli.errors import UserError
@@ -62,24 +60,8 @@ class Architecture:
         return self.parameters() - idle
 
 
-def read_architecture(folder: str | Path) -> Architecture:
-    """The sizes in `folder`/config.json. Raises UserError where the folder, the file or a size is missing."""
-    path = Path(folder) / "config.json"
-    if not path.parent.is_dir():
-        raise UserError(f"model={folder}: there is no such folder; give the folder of a model in Hugging Face format")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"model={folder}: has no config.json; give the folder of a model in Hugging Face format") from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{path} holds no settings (a JSON object is needed)")
-    return from_config(config, str(path))
-
-
 def from_config(config: dict[str, Any], where: str) -> Architecture:
-    """The sizes in the content of a config.json."""
+    """The sizes in the content of a config.json; `where` it lies is for messages. Raises UserError where a size is missing."""
 
     def size(*names: str, default: int | None = None) -> int:
         value = next((config[name] for name in names if config.get(name) is not None), default)

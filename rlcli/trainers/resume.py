@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rlcli.checkpoint.find import Checkpoint, resolve
-from rlcli.checkpoint.trusted import refuse_code
 from rlcli.config.load import Loaded, from_dict, get
 from rlcli.config.schema import DapoRecipe, DpoRecipe
 from rlcli.errors import UserError
@@ -53,6 +52,8 @@ def resume(path: Path, overrides: list[str], allow_data_change: bool = False) ->
     if manifest.step >= loaded.config.train.steps > 0 and exported:
         print(f"{folder or checkpoint.path}: finished, all {manifest.step} steps are done; to go on, give more: msrl resume --ckpt {path} train.steps=N")
         return folder or checkpoint.path
+    from rlcli.checkpoint.trusted import refuse_code  # brings in torch
+
     refuse_code(checkpoint.path / MODEL)
     return {"dapo": resume_dapo, "dpo": resume_dpo}[manifest.kind](loaded, checkpoint, folder, allow_data_change)
 

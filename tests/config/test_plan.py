@@ -1,7 +1,5 @@
 """Arithmetic of plans, checked against figures worked out by hand."""
 
-import json
-
 import pytest
 from rich.console import Console
 
@@ -302,16 +300,6 @@ def test_a_plan_prints():
     assert "note  rollout.top_p" in text
 
 
-def test_a_folder_that_is_no_model(tmp_path):
-    with pytest.raises(UserError, match="there is no such folder"):
-        architecture.read_architecture(tmp_path / "none")
-    with pytest.raises(UserError, match=r"has no config\.json"):
-        architecture.read_architecture(tmp_path)
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UserError, match="cannot be read"):
-        architecture.read_architecture(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({**TINY, "num_hidden_layers": None}))
-    with pytest.raises(UserError, match="num_hidden_layers is missing"):
-        architecture.read_architecture(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(TINY))
-    assert architecture.read_architecture(tmp_path) == tiny()
+def test_a_size_that_is_missing_is_named():
+    with pytest.raises(UserError, match=r"config\.json: num_hidden_layers is missing"):
+        tiny(num_hidden_layers=None)

@@ -53,7 +53,7 @@ def test_a_failure_keeps_the_folder_and_says_what_there_is_to_go_on_from(loaded)
     assert isinstance(run, RunFolder)
 
 
-@pytest.mark.parametrize("module", ["rlcli.trainers.launch", "rlcli.trainers.launch_dpo"])
+@pytest.mark.parametrize("module", ["rlcli.trainers.launch", "rlcli.trainers.launch_dpo", "rlcli.trainers.resume"])
 def test_settings_are_checked_without_torch_and_ray(module: str) -> None:
     code = f"import sys, {module}; print([name for name in ('torch', 'ray', 'vllm') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
