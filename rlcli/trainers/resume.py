@@ -76,11 +76,12 @@ def refuse_unsafe(saved: Loaded, loaded: Loaded, allow_data_change: bool) -> Non
             raise UserError(f"{key}={now} cannot be changed when resuming (the checkpoint was made with {was}): start a new run from the trained weights instead")
 
 
-def require_origin(config: DapoRecipe | DpoRecipe, spec: ModelSpec, checkpoint: Checkpoint, data: str | None) -> None:
-    """Raise UserError where the model, or the training data by their fingerprint (None: any will do), are not those of the checkpoint."""
+def require_model(config: DapoRecipe | DpoRecipe, spec: ModelSpec, checkpoint: Checkpoint) -> None:
     require_same(f"the model in {config.model}", checkpoint.manifest.model, model_identity(spec), "give the same one as model=DIR")
-    if data is not None:
-        require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], data, DATA_REMEDY)
+
+
+def require_data(config: DapoRecipe | DpoRecipe, fingerprint: str, checkpoint: Checkpoint) -> None:
+    require_same(f"the training data {config.data.train}", checkpoint.manifest.data["fingerprint"], fingerprint, DATA_REMEDY)
 
 
 @contextmanager
@@ -99,8 +100,10 @@ def reopened(loaded: Loaded, spec: ModelSpec, checkpoint: Checkpoint, folder: Pa
 def resume_dapo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allow_data_change: bool) -> Path:
     config = loaded.dapo
     spec = check_dapo(config)
+    require_model(config, spec, checkpoint)
     train, held_out = open_both(config)
-    require_origin(config, spec, checkpoint, None if allow_data_change else train.fingerprint)
+    if not allow_data_change:
+        require_data(config, train.fingerprint, checkpoint)
     with reopened(loaded, spec, checkpoint, folder) as run:
         run_dapo(config, spec, run, train, held_out, checkpoint)
     return run.path
@@ -111,8 +114,10 @@ def resume_dpo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allo
 
     config = loaded.dpo
     spec = check_dpo(config)
+    require_model(config, spec, checkpoint)
     train, held_out = open_all(config)
-    require_origin(config, spec, checkpoint, None if allow_data_change else train.fingerprint)
+    if not allow_data_change:
+        require_data(config, train.fingerprint, checkpoint)
     where = folder or checkpoint.path
     if checkpoint.step >= total_steps(config, len(train)) and (folder is None or (folder / "final").is_dir()):
         print(f"{where}: finished, all {checkpoint.step} steps are done; to go on, give more: msrl resume --ckpt {where} train.epochs=N")
