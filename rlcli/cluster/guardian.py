@@ -20,6 +20,7 @@ RECORD = "processes.json"
 MARK = "MSRL_CLUSTER"  # in the environment of every process of a run but its driver: helpers that lost their parents are known by it
 FOLDERS = "folders.json"  # elsewhere, that go with the run
 DYING_S = 5.0
+TIDYING_S = 1.0  # for helpers that clear up what processes left that were killed, and then end by themselves
 GRACE_S = 1.0  # for those that end by themselves, so that they can flush their logs
 
 
@@ -44,11 +45,13 @@ def end_family(folder: Path) -> None:
         others = [Path(name) for name in json.loads((folder / FOLDERS).read_text())]
     except (OSError, ValueError, TypeError):
         others = []
-    deadline = time.monotonic() + DYING_S
+    begun = time.monotonic()
     while family := {member for process in known for member in process.tree()} | set(marked(MARK, str(folder))):
+        spent = time.monotonic() - begun
         for member in family:
-            member.kill()
-        if time.monotonic() > deadline:
+            if spent > TIDYING_S or not member.tidies():
+                member.kill()
+        if spent > DYING_S:
             break
         time.sleep(0.02)  # what still dies may still write into the folders
     for path in [*others, folder]:

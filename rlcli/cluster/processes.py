@@ -40,6 +40,12 @@ class ProcessId:
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.Process(self.pid).kill()
 
+    def tidies(self) -> bool:
+        """Whether this is multiprocessing's own helper that removes shared memory and semaphores of processes that were killed."""
+        with contextlib.suppress(psutil.Error):
+            return any("multiprocessing.resource_tracker" in word for word in psutil.Process(self.pid).cmdline())
+        return False
+
     def tree(self) -> list[ProcessId]:
         """This process and all that descend from it, as they are now."""
         if not self.alive():

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from rlcli.cluster import guardian
 from rlcli.cluster.launch import FOLDER_PREFIX, LocalCluster, sweep_leftovers
-from rlcli.cluster.processes import ProcessId
+from rlcli.cluster.processes import STOP_SIGNALS, ProcessId
 from rlcli.cluster.supervise import last_words
 from rlcli.errors import RunError, UserError, WorkerLost
 
@@ -136,6 +137,49 @@ def test_kill_9_of_the_driver_leaves_no_process_and_the_next_start_removes_its_f
     assert Path(folder).name.startswith(FOLDER_PREFIX)
     sweep_leftovers()
     assert not Path(folder).exists()
+
+
+HOLDER = """
+import multiprocessing, time
+lock = multiprocessing.get_context("spawn").Lock()
+print(lock._semlock.name, flush=True)
+time.sleep(300)
+"""
+
+
+def test_what_killed_processes_held_in_shared_memory_is_cleared_up(tmp_path: Path) -> None:
+    env = {**os.environ, guardian.MARK: str(tmp_path)}
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, env=env, text=True)
+    assert holder.stdout is not None
+    held = Path("/dev/shm") / f"sem.{holder.stdout.readline().strip().lstrip('/')}"
+    assert held.exists()
+    family = [ProcessId.own(), ProcessId.of(holder.pid)]
+    helpers = family[1].tree()[1:]
+    (tmp_path / guardian.RECORD).write_text(json.dumps([(process.pid, process.started) for process in family]))
+    guardian.end_family(tmp_path)
+    holder.wait()
+    assert len(helpers) == 1
+    assert not any(process.alive() for process in helpers)
+    assert not held.exists()
+    assert not tmp_path.exists()
+
+
+def deaf_to(pid: int) -> set[int]:
+    """The signals that a process blocks or ignores."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    masks = {name: int(value, 16) for name, _, value in (line.partition(":") for line in lines) if name in ("SigBlk", "SigIgn")}
+    return {number for number in range(1, 65) if (masks["SigBlk"] | masks["SigIgn"]) >> (number - 1) & 1}
+
+
+def test_signals_for_the_driver_reach_nobody_else(cluster: LocalCluster, pair: list) -> None:
+    """Neither by its group and session, nor where every process of a run is asked."""
+    others = [process.pid for process in cluster._family[1:] if process.alive()]
+    assert {worker.process.pid for worker in pair} < set(others)
+    assert not [pid for pid in others if os.getsid(pid) == os.getsid(0)]
+    assert not [pid for pid in others if not set(STOP_SIGNALS) <= deaf_to(pid)]
+    for worker in pair:  # also where something opens the mask again, as multiprocessing does
+        os.kill(worker.process.pid, signal.SIGTERM)
+    assert cluster.call(pair, "call", "say", "still here", what="greeting", timeout_s=30) == [worker.process.pid for worker in pair]
 
 
 def test_the_token_and_the_folder_are_the_owners_alone(cluster: LocalCluster) -> None:
