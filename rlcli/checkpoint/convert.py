@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import errno
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rlcli.checkpoint.classic_write import ClassicTarget
 from rlcli.checkpoint.disk import THREADS, hash_file
 from rlcli.checkpoint.dist_write import DistTarget
 from rlcli.checkpoint.formats import open_stored
 from rlcli.checkpoint.hf_folder import HfTarget
-from rlcli.checkpoint.regions import same_bits
+from rlcli.checkpoint.regions import SIZES, same_bits
 from rlcli.checkpoint.sharded import ShardedTarget
 from rlcli.checkpoint.stored import Stored
 from rlcli.checkpoint.target import Target
 from rlcli.errors import RunError, UserError
 from rlcli.models.layout import Layout
 from rlcli.models.megatron import check_layout
-from rlcli.models.rules import Rule
+from rlcli.models.rules import Rule, pieces
+
+if TYPE_CHECKING:
+    import torch
 
 TARGETS: dict[str, type[Target]] = {"hf": HfTarget, "mcore": ShardedTarget, "torch_dist": DistTarget, "classic": ClassicTarget}
 Progress = Callable[[str, int, int], None]  # (stage, bytes done, bytes in all)
@@ -131,15 +136,22 @@ def make_target(job: Conversion, source: Stored) -> Target:
 def _move(source: Stored, target: Target, rule: Rule) -> int:
     """Read one parameter, write it; the bytes it had. A tied head's copy comes from the embedding."""
     origin = rule if not rule.copy else next(r for r in source.spec.rules if r.sources == rule.sources and not r.copy)
-    tensors = source.tensors(origin)
-    target.put(rule, tensors)
-    return 0 if rule.copy else sum(t.numel() * t.element_size() for t in tensors)
+    if source.hf:
+        target.put(rule, source.tensors(origin))
+    else:
+        target.put_parts(rule, source.parts(origin))
+    return 0 if rule.copy else size_of(rule, source)
+
+
+def size_of(rule: Rule, stored: Stored) -> int:
+    """Bytes of the HF tensors of `rule` in the dtype that they are stored in."""
+    return sum(math.prod(source.shape) for source in rule.sources) * SIZES[stored.dtype(rule)]
 
 
 def each(rules: Iterable[Rule], work: Callable[[Rule], int], stage: str, threads: int, progress: Progress) -> int:
     """`work` on every rule by a few threads, never more than twice as many in hand (what bounds memory); the sum of what it returned."""
     rules, done, pending = list(rules), 0, set[Future[int]]()
-    with ThreadPoolExecutor(max(threads, 1)) as pool:
+    with one_thread(), ThreadPoolExecutor(max(threads, 1)) as pool:
         try:
             for i, rule in enumerate(rules):
                 pending.add(pool.submit(work, rule))
@@ -169,6 +181,19 @@ def check_sums(stored: Stored, progress: Progress = lambda stage, done, total: N
     return len(paths)
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """torch's own threads rest: several tensors are in hand at once, each on one."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def verify(source: Stored, job: Conversion, target: Target, progress: Progress = lambda stage, done, total: None) -> int:
     """Open what was written as if it were given, and compare every tensor with the source; the number of parameters compared.
 
@@ -180,19 +205,30 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
     rules = [rule for rule in source.spec.rules if not rule.copy]
 
     def compare(rule: Rule) -> int:
-        dtype, count = getattr(torch, target.dtype_of(rule)), 0
-        for mine, theirs, hf in zip(source.tensors(rule), written.tensors(rule), rule.sources, strict=True):
-            if not same_bits(mine.to(dtype), theirs):
-                raise RunError(f"{job.save}: {hf.name} did not come out as what {job.load} holds; nothing is left there")
-            count += mine.numel() * mine.element_size()
+        name = differing(rule, source, written, getattr(torch, target.dtype_of(rule)))
+        if name:
+            raise RunError(f"{job.save}: {name} did not come out as what {job.load} holds; nothing is left there")
         written.check_replicas(rule)
-        return count
+        return size_of(rule, source)
 
     total = sum(source.dtypes().values())
     each(rules, compare, "verify", job.threads, lambda stage, now, _: progress(stage, now, total))
     check_copies(written)
     target.seal()
     return len(rules)
+
+
+def differing(rule: Rule, source: Stored, written: Stored, dtype: torch.dtype) -> str | None:
+    """The HF name of the first tensor of `rule` that is not the same on both sides, `source` converted to `dtype`; None where all are."""
+    whole, other = (written, source) if written.hf and not source.hf else (source, written)
+    tensors, axis = whole.tensors(rule), rule.axis or 0
+    parts = ((i, 0, tensor) for i, tensor in enumerate(other.tensors(rule))) if other.hf else pieces(rule, other.parts(rule))
+    for number, start, piece in parts:
+        mine = tensors[number].narrow(axis, start, piece.shape[axis])
+        same = same_bits(mine.to(dtype), piece) if whole is source else same_bits(mine, piece.to(dtype))
+        if not same:
+            return rule.sources[number].name
+    return None
 
 
 def compare_logits(job: Conversion, target: Target) -> tuple[float, float]:

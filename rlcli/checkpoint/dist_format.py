@@ -25,7 +25,7 @@ from rlcli.errors import UserError
 from rlcli.models.files import read_json
 from rlcli.models.layout import Layout
 from rlcli.models.registry import read_config
-from rlcli.models.rules import Rule, lay
+from rlcli.models.rules import Rule
 from rlcli.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -213,8 +213,8 @@ class DistStored(Stored):
             raise UserError(f"{self.inner / chunk.file}: the record at {chunk.start} is not the tensor that {METADATA} describes")
         return region
 
-    def tensors(self, rule: Rule) -> list[torch.Tensor]:
-        return lay(rule, [self.whole(rule)])
+    def parts(self, rule: Rule) -> list[torch.Tensor]:
+        return [self.whole(rule)]
 
     def regions(self) -> list[Region]:
         return [self.region(c, e) for rule in self.spec.rules if (k := self.key(rule)) for e in [(self.entries or {})[k.name]] for c in self._chunks(k)]

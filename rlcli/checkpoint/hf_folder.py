@@ -12,7 +12,7 @@ from rlcli.models.export import HfWriter
 from rlcli.models.files import FLOATS
 from rlcli.models.layout import Layout
 from rlcli.models.registry import ignored, read_model
-from rlcli.models.rules import Rule
+from rlcli.models.rules import Rule, pieces
 
 if TYPE_CHECKING:
     import torch
@@ -41,9 +41,21 @@ class HfTarget(Target):
         self.hf = self._make()
         self.hf.lay_out()
 
+    def _place(self, rule: Rule, source: int) -> Region:
+        wanted = rule.sources[source]
+        file, start, _ = self.hf.places[wanted.name]
+        return Region(self.partial / file, FLOATS[self.hf.code[wanted.name]], wanted.shape, start)
+
     def put(self, rule: Rule, tensors: list[torch.Tensor]) -> None:
+        for i, tensor in enumerate(tensors if not rule.copy else ()):
+            self.writer.write_rows(self._place(rule, i), 0, tensor)
+
+    def put_parts(self, rule: Rule, shards: list[torch.Tensor]) -> None:
+        """Straight from where the shards lie: rows as they are, columns joined for a few rows at a time."""
         if rule.copy:
             return
-        for source, tensor in zip(rule.sources, tensors, strict=True):
-            file, start, _ = self.hf.places[source.name]
-            self.writer.write_rows(Region(self.partial / file, FLOATS[self.hf.code[source.name]], source.shape, start), 0, tensor)
+        if not rule.axis or len(shards) == 1:
+            for i, start, piece in pieces(rule, shards):
+                self.writer.write_rows(self._place(rule, i), 0 if rule.axis else start, piece)
+        else:
+            self.writer.write_columns(self._place(rule, 0), [piece for _, _, piece in pieces(rule, shards)])

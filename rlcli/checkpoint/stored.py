@@ -39,8 +39,12 @@ class Stored:
         """The HF tensors of `rule`, in the order of its sources."""
         if self.hf:
             return [read_region(self.hf[source.name]) for source in rule.sources]
+        return lay(rule, self.parts(rule))
+
+    def parts(self, rule: Rule) -> list[torch.Tensor]:
+        """The shards of `rule` in rank order, mapped; not for HF folders."""
         parts, shards = self.shards[rule.name]
-        return lay(rule, [read_region(shards[rank][0]) for rank in range(parts)])
+        return [read_region(shards[rank][0]) for rank in range(parts)]
 
     def left_out(self) -> list[str]:
         """What the folder holds besides the model, in a few words each: names by their common beginning."""

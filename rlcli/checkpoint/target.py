@@ -18,7 +18,7 @@ from rlcli.errors import UserError
 from rlcli.models.export import COMPANIONS
 from rlcli.models.files import read_json
 from rlcli.models.layout import Layout
-from rlcli.models.rules import PADDING, Rule, join
+from rlcli.models.rules import PADDING, Rule, join, lay
 from rlcli.models.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -110,6 +110,10 @@ class Target(ABC):
                 self.writer.write(slot.region, join(rule, slot.parts, slot.rank, read))
             else:
                 self._put_rows(rule, slot, tensors)
+
+    def put_parts(self, rule: Rule, shards: list[torch.Tensor]) -> None:
+        """Write `rule` from all its shards at another layout, in rank order."""
+        self.put(rule, lay(rule, shards))
 
     def _put_rows(self, rule: Rule, slot: Slot, tensors: list[torch.Tensor]) -> None:
         """Segment by segment; padding stays the zeros that the file was made with."""

@@ -6,7 +6,7 @@ Reading a shard is joining its segments; giving it back is laying each segment i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -132,22 +132,35 @@ def join(rule: Rule, parts: int, rank: int, read: Callable[[str, int | None, int
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=axis)
 
 
-def lay(rule: Rule, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The HF tensors of `rule`, in the order of its sources, from all its shards in rank order.
+def pieces(rule: Rule, shards: Sequence[torch.Tensor]) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """(source, start, piece) of every part of `rule`'s HF tensors: `piece` lies in source number `source` from `start` on along the rule's axis.
 
-    Padding is dropped, also where there is more of it than `parts` asks for.
+    `shards` are all shards in rank order. Padding is left out, also where there is more of it than `parts` asks for.
     """
-    import torch
-
-    axis, parts = rule.axis or 0, len(shards)
+    axis, at = rule.axis or 0, 0
     if rule.order in ("whole", "padded"):
-        joined = shards[0] if parts == 1 else torch.cat(list(shards), dim=axis)
-        return [joined.narrow(axis, 0, rule.sources[0].shape[axis])]
-    whole = [torch.empty(source.shape, dtype=shards[0].dtype) for source in rule.sources]
+        size = rule.sources[0].shape[axis]
+        for shard in shards:
+            length = min(shard.shape[axis], size - at)
+            if length > 0:
+                yield 0, at, shard.narrow(axis, 0, length)
+                at += length
+        return
     for rank, shard in enumerate(shards):
         at = 0
-        for s in rule.segments(parts, rank):
-            length = s.stop - s.start
-            whole[s.source].narrow(axis, s.start, length).copy_(shard.narrow(axis, at, length))
-            at += length
+        for s in rule.segments(len(shards), rank):
+            yield s.source, s.start, shard.narrow(axis, at, s.stop - s.start)
+            at += s.stop - s.start
+
+
+def lay(rule: Rule, shards: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The HF tensors of `rule`, in the order of its sources, from all its shards in rank order, padding dropped."""
+    import torch
+
+    axis = rule.axis or 0
+    if len(shards) == 1 and rule.order in ("whole", "padded"):
+        return [piece for _, _, piece in pieces(rule, shards)]
+    whole = [torch.empty(source.shape, dtype=shards[0].dtype, device=shards[0].device) for source in rule.sources]
+    for source, start, piece in pieces(rule, shards):
+        whole[source].narrow(axis, start, piece.shape[axis]).copy_(piece)
     return whole
