@@ -1,9 +1,10 @@
 """Speed of `msrl ckpt convert` against plain copying of the same bytes, both to the disk (fsync), in turns in one run.
 
-    python scripts/bench_convert.py --model SmolLM2 [--copies 8] [--to mcore] [--rounds 3]
+    python scripts/bench_convert.py --model SmolLM2 [--copies 6] [--formats mcore torch_dist classic] [--rounds 3]
 
-The model is that folder with its layers repeated so that gigabytes are moved. The last line is `ratio N.NN`: converting / copying, bytes a second,
-medians, verification apart (its time is in the table). Peak memory is that of the conversion's own process.
+The model is that folder with its layers repeated so that gigabytes are moved, to each format and back. The last line is `ratio N.NN`: the least of
+all conversions' speeds / copying, bytes a second, medians. Apart stand verification (every tensor read again from both sides and compared, checksums
+of all that was written) and the start of Python and torch. Peak memory is that of the conversion's own process.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 from pathlib import Path
 from rlcli.checkpoint.convert import Conversion, convert
 from rlcli.models.layout import Layout
-import torch
+import torch, torch.distributed.checkpoint.filesystem
 load, save, to, tp, pp, verify, threads = sys.argv[1:]
 layout = Layout(tensor=int(tp), pipeline=int(pp))
 Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
@@ -81,34 +82,61 @@ def convert(source: Path, target: Path, to: str, layout: tuple[int, int], verify
     return [float(x) for x in run.stdout.split()]
 
 
+class Timings:
+    """Of one conversion: seconds to copy, convert and verify, round by round."""
+
+    def __init__(self) -> None:
+        self.copies: list[float] = []
+        self.converts: list[float] = []
+        self.verifies: list[float] = []
+        self.memory = 0.0
+
+    def rates(self, size: float) -> list[float]:
+        """GB/s of the medians."""
+        return [size / statistics.median(x) / 1e9 for x in (self.copies, self.converts, self.verifies)]
+
+
+def measure(source: Path, work: Path, to: str, layout: tuple[int, int], options: argparse.Namespace) -> tuple[float, Path]:
+    """Print a row of the table; (converting / copying, the folder that was made)."""
+    out, times, moved = work / f"{source.name}-{to}", Timings(), 0.0
+    for _ in range(options.rounds):
+        shutil.rmtree(out, ignore_errors=True)
+        times.copies.append(copy(options.copied, work / "copy"))
+        shutil.rmtree(work / "copy")
+        seconds, checked, moved, before, peak = convert(source, out, to, layout, True, options.threads)
+        times.converts.append(seconds)
+        times.verifies.append(checked)
+        times.memory = max(times.memory, peak - before)
+    rate = times.rates(moved)
+    label = f"{source.name.rpartition('-')[2]} -> {to}" + ("" if to == "hf" else f" tp={layout[0]} pp={layout[1]}")
+    print(f"{label:28s}{rate[0]:10.2f}{rate[1]:14.2f}{rate[1] / rate[0]:8.2f}{rate[2]:13.2f}{times.memory / 2**20:14.0f}", flush=True)
+    return rate[1] / rate[0], out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--copies", type=int, default=6)
-    parser.add_argument("--to", default="mcore")
+    parser.add_argument("--formats", nargs="+", default=["mcore", "torch_dist", "classic"])
     parser.add_argument("--tp", type=int, default=3)
     parser.add_argument("--pp", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=4)
     parser.add_argument("--work", type=Path, default=None, help="folder on the disk to measure; default: the system's temporary folder")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.work) as work:
-        source = Path(work) / "hf"
+    with tempfile.TemporaryDirectory(dir=options.work) as made:
+        work, ratios = Path(made), []
+        source = options.copied = work / "hf"
         size = enlarge(options.model, source, options.copies)
-        copies, converts, verifies, memory = [], [], [], 0.0
-        for i in range(options.rounds):
-            copies.append(copy(source, Path(work) / "copy"))
-            shutil.rmtree(Path(work) / "copy")
-            seconds, checked, moved, before, peak = convert(source, Path(work) / "out", options.to, (options.tp, options.pp), True, options.threads)
-            shutil.rmtree(Path(work) / "out")
-            converts.append(seconds)
-            verifies.append(checked)
-            memory = max(memory, peak - before)
-            print(f"round {i + 1}: copy {size / copies[-1] / 1e9:.2f} GB/s, convert {moved / seconds / 1e9:.2f} GB/s, verify {moved / checked / 1e9:.2f} GB/s", flush=True)
-        rate = [size / statistics.median(x) / 1e9 for x in (copies, converts, verifies)]
-        print(f"hf -> {options.to} tp={options.tp} pp={options.pp}, {size / 2**30:.2f} GiB; medians of {options.rounds}")
-        print(f"copy {rate[0]:.2f} GB/s   convert {rate[1]:.2f} GB/s   verify {rate[2]:.2f} GB/s   memory above start {memory / 2**20:.0f} MiB")
-        print(f"ratio {rate[1] / rate[0]:.2f}")
+        print(f"{size / 2**30:.2f} GiB, medians of {options.rounds}")
+        print(f"{'':28s}{'copy GB/s':>10}{'convert GB/s':>14}{'ratio':>8}{'verify GB/s':>13}{'memory MiB':>14}", flush=True)
+        for to in options.formats:
+            ratio, there = measure(source, work, to, (options.tp, options.pp), options)
+            back, again = measure(there, work, "hf", (1, 1), options)
+            ratios += [ratio, back]
+            shutil.rmtree(there)
+            shutil.rmtree(again)
+        print(f"ratio {min(ratios):.2f}")
 
 
 if __name__ == "__main__":

@@ -63,6 +63,7 @@ class Converted:
     verified: int  # parameters found equal, bit for bit
     verify_seconds: float
     left_out: list[str]  # what of the source is no part of the model
+    damaged: list[str]  # newer checkpoints of a run that could not be taken
     logits: tuple[float, float] | None = None  # (largest difference, standard deviation), where they were compared
 
 
@@ -72,6 +73,8 @@ def convert(job: Conversion, progress: Progress = lambda stage, done, total: Non
     Raises UserError for a source that is incomplete, a layout that cannot be or a folder that cannot be written, RunError for a full disk and
     for a target that does not come out equal.
     """
+    import torch  # noqa: F401  not in the time that is told
+
     source = open_stored(job.load, job.named, job.model, job.extend)
     target = make_target(job, source)
     rules = [rule for rule in source.spec.rules if job.to != "hf" or not rule.copy]
@@ -88,7 +91,7 @@ def convert(job: Conversion, progress: Progress = lambda stage, done, total: Non
         compared = compare_logits(job, target) if job.logits else None
         verify_seconds = time.perf_counter() - began - seconds
         target.publish()
-    return Converted(source.format, job.to, len(rules), done, seconds, verified, verify_seconds, source.left_out(), compared)
+    return Converted(source.format, job.to, len(rules), done, seconds, verified, verify_seconds, source.left_out(), source.damaged, compared)
 
 
 @contextmanager

@@ -45,12 +45,13 @@ def is_run(folder: Path) -> bool:
 
 def open_run(folder: Path, model: Path | None) -> Stored:
     """The weights of a run's newest good checkpoint, or of the one named; the architecture is that of the run's model folder."""
-    checkpoint = find.resolve(folder)
+    damaged: list[str] = []
+    checkpoint = find.resolve(folder, damaged.append)
     named = checkpoint.manifest.config.get("model")
     if model is None and not (isinstance(named, str) and (Path(named) / "config.json").is_file()):
         raise UserError(f"{checkpoint.path}: the run's model folder {named} is not there; name it with --model")
     stored = open_dist(checkpoint.path / RUN_MODEL, model or Path(str(named)))
-    stored.format, stored.step, stored.checkpoint = "run", checkpoint.step, checkpoint
+    stored.format, stored.step, stored.checkpoint, stored.damaged = "run", checkpoint.step, checkpoint, damaged
     return stored
 
 

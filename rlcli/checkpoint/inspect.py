@@ -28,6 +28,7 @@ def inspect(folder: Path, model: Path | None = None, extend: bool | None = None)
         ("weights", f"{size_text(sum(dtypes.values()))} in {len(files)} file{'s' * (len(files) > 1)} of {size_text(sum(f.stat().st_size for f in files))}"),
         ("checksums", _checksum_state(stored)),
     ]
+    lines += [("damaged", text.partition("checkpoint ")[2]) for text in stored.damaged]
     return lines + [("also there" if stored.format == "run" else "left out", line) for line in stored.left_out()]
 
 
@@ -79,6 +80,8 @@ def verify_folder(
     import torch
 
     stored = open_stored(folder, None, model, extend)
+    if stored.damaged and stored.checkpoint:
+        raise UserError(f"{folder}: {'; '.join(stored.damaged)} ({stored.checkpoint.path.name}, which is whole); remove what is damaged")
     noted = len(stored.checkpoint.manifest.files) if stored.checkpoint else check_sums(stored, progress)
     rules, total = [rule for rule in stored.spec.rules if not rule.copy], sum(stored.dtypes().values())
 

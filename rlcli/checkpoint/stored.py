@@ -33,6 +33,7 @@ class Stored:
     step: int | None = None
     ignored: list[str] = field(default_factory=list)  # names that hold nothing of the model
     checksums: dict[Path, str] = field(default_factory=dict)  # noted when the files were written
+    damaged: list[str] = field(default_factory=list)  # what is wrong with newer checkpoints of a run
     checkpoint: Checkpoint | None = None  # of a run, every checksum found right on opening
 
     def tensors(self, rule: Rule) -> list[torch.Tensor]:

@@ -85,6 +85,8 @@ def convert(
     if to in ("hf", "torch_dist") and layout != Layout():
         typer.echo(f"note: {to} folders hold whole tensors and serve any layout" + ("; --tp pads the vocabulary" if to == "torch_dist" else ""))
     typer.echo(f"{done.source} -> {done.target}: {done.tensors} parameters, {size_text(done.bytes)} in {done.seconds:.1f} s ({size_text(int(rate))}/s)")
+    for line in done.damaged:
+        typer.echo(f"note: {line}", err=True)
     for line in done.left_out:
         typer.echo(f"left out: {line}")
     typer.echo("not verified" if no_verify else f"verified: {done.verified} parameters equal bit for bit, in {done.verify_seconds:.1f} s")
