@@ -7,11 +7,14 @@ from typing import Annotated, Optional
 
 import typer
 
+from rlcli.commands.budget import MaxTime, with_budget
+
 
 def resume(
     ckpt: Annotated[Path, typer.Option("--ckpt", help="A run's folder, its checkpoints folder, or one checkpoint.")],
     overrides: Annotated[Optional[list[str]], typer.Argument(help="Settings that may change: train.steps=2000, parallel.*, optim.*, run.*, ...")] = None,
     allow_data_change: Annotated[bool, typer.Option("--allow-data-change", help="Go on with other training data, from its beginning.")] = False,
+    max_time: MaxTime = None,
 ) -> None:
     """Go on with a run from its newest good checkpoint; nothing else is needed.
 
@@ -19,4 +22,4 @@ def resume(
     """
     from rlcli.trainers.resume import resume as go_on
 
-    go_on(ckpt, overrides or [], allow_data_change)
+    go_on(ckpt, with_budget(overrides, max_time), allow_data_change)
