@@ -84,6 +84,8 @@ def convert(
     rate = done.bytes / max(done.seconds, 1e-9)
     if to in ("hf", "torch_dist") and layout != Layout():
         typer.echo(f"note: {to} folders hold whole tensors and serve any layout" + ("; --tp pads the vocabulary" if to == "torch_dist" else ""))
+    if to != "classic" and done.source != "classic" and (extend is not None or names != "mindspeed"):
+        typer.echo("note: --names and --moe-tp-extend-ep are for classic folders; not used here")
     typer.echo(f"{done.source} -> {done.target}: {done.tensors} parameters, {size_text(done.bytes)} in {done.seconds:.1f} s ({size_text(int(rate))}/s)")
     for line in done.damaged:
         typer.echo(f"note: {line}", err=True)

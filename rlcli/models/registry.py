@@ -39,6 +39,8 @@ def read_config(config: dict[str, Any], folder: Path) -> ModelSpec:
     """The description from config.json's content alone; `tensors` stays empty."""
     where = f"{folder / 'config.json'}"
     names = config.get("architectures") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{where}: architectures is {names!r}; a list of names is needed")
     family = next((f for f in FAMILIES if any(n in f.architectures for n in names)), None)
     if family is None:
         known = ", ".join(a for f in FAMILIES for a in f.architectures)

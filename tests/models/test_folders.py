@@ -51,6 +51,7 @@ def test_missing_file(folder, name, words):
 @pytest.mark.parametrize(("keys", "words"), [
     ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported"),
     ({"architectures": []}, "none named"),
+    ({"architectures": "LlamaForCausalLM"}, "architectures is .*; a list of names is needed"),
     ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}}, "rope scaling 'yarn' is not supported"),
     ({"rope_parameters": {}, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope scaling 'dynamic'"),
     ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}}, "low_freq_factor=2.0"),
