@@ -88,8 +88,8 @@ def convert(job: Conversion, progress: Progress = lambda stage, done, total: Non
         target.finish()
         seconds = time.perf_counter() - began
         verified = verify(source, job, target, progress) if job.verify else 0
-        compared = compare_logits(job, target) if job.logits else None
         verify_seconds = time.perf_counter() - began - seconds
+        compared = compare_logits(job, target) if job.logits else None
         target.publish()
     return Converted(source.format, job.to, len(rules), done, seconds, verified, verify_seconds, source.left_out(), source.damaged, compared)
 

@@ -61,6 +61,8 @@ def _rope(config: dict[str, Any], where: str) -> dict[str, Any]:
 def _router(config: dict[str, Any], where: str, moe: frozenset[int], layers: int) -> dict[str, Any]:
     """TransformerConfig's arguments for experts: softmax without renormalising in V2, sigmoid with a correcting bias in V3."""
     v3 = _has_bias(config)
+    if v3:  # what transformers takes where config.json is silent
+        config = {"n_group": 8, "topk_group": 4, "routed_scaling_factor": 2.5, **config}
     groups = {"moe_router_num_groups": config["n_group"], "moe_router_group_topk": config["topk_group"]} if config.get("n_group") else {}
     return {
         "num_moe_experts": config["n_routed_experts"], "moe_router_topk": integer(config, "num_experts_per_tok", where),

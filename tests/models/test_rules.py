@@ -124,3 +124,15 @@ def test_layouts_that_cannot_be(layout, words):
 def test_ffn_that_does_not_divide_is_named():
     with pytest.raises(UserError, match=r"gate_proj.weight \[25, 16\].*tensor=2"):
         check_layout(model("LlamaForCausalLM", intermediate_size=25), Layout(tensor=2))
+
+
+def test_what_a_silent_deepseek_v3_config_means(tmp_path):
+    """The router's scale and groups as transformers' own configuration has them when the file does not say."""
+    import transformers
+
+    silent = {key: value for key, value in transformers.DeepseekV3Config().to_dict().items() if key not in ("n_group", "topk_group", "routed_scaling_factor")}
+    spec = read_config({**silent, "architectures": ["DeepseekV3ForCausalLM"]}, tmp_path)
+    meant = transformers.DeepseekV3Config()
+    assert spec.transformer["moe_router_topk_scaling_factor"] == meant.routed_scaling_factor == 2.5
+    assert spec.transformer["moe_router_num_groups"] == meant.n_group
+    assert spec.transformer["moe_router_group_topk"] == meant.topk_group
