@@ -1,9 +1,9 @@
-"""Exact attention over packed segments with shared prompts, on torch's scaled dot product attention (SDPA).
+"""Exact attention over packed segments with shared prompts, on torch's scaled dot product attention (SDPA) or, on a CPU, on plain matrix products.
 
 Each response sees its prompt and itself, no other response and no other segment. Short segments are taken together, several
-in one masked call, padded a little where their lengths differ; long ones one by one, the prompt causally and each response in
-blocks of queries against the keys it may see, so that no [length x length] mask ever stands whole. Everything that does not
-change between layers is worked out once a micro-batch, in a Plan.
+in one masked call, padded a little where their lengths differ; long ones one by one, the prompt and then each response in blocks
+of queries against the keys they may see, so that no [length x length] mask ever stands whole. Everything that does not change
+between layers is worked out once a micro-batch, in a Plan.
 
 Suffixes: T packed tokens, K key-value heads, R query heads for each of them, D head size, B segments of a batch, L their length.
 """
@@ -11,7 +11,7 @@ Suffixes: T packed tokens, K key-value heads, R query heads for each of them, D 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,11 +22,11 @@ from rlcli.engines.packed import Segment
 
 Tensor = torch.Tensor
 
-SHORT = 512  # tokens up to which a segment's own [L, L] mask is worth its memory
+SHORT = 256  # tokens up to which a segment is taken whole, with its own [L, L] mask
 ALIKE = 0.8  # segments share a batch if the shortest has at least this share of the longest one's tokens
-DENSE = 256  # tokens up to which whole scores are made on a CPU: plain matrix products, which beat torch's fused kernel there
+DENSE = 1024  # keys up to which scores are made and kept for the backward pass on a CPU: plain matrix products, which beat torch's fused kernel there
 BATCH_TOKENS = 8192  # padded tokens of a batch of short segments, which bounds the memory of its masks
-BLOCK = 512  # queries of a long response that are taken at once
+BLOCK = 256  # queries of a long segment that are taken at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,27 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A long segment: a causal prompt, then each response (from, to, counted from the segment's start) in blocks of queries."""
+    """A long segment: a causal prompt, then each response (from, to, counted from the segment's start), in blocks of queries."""
 
     segment: Segment
     responses: tuple[tuple[int, int], ...]
     mask: Tensor  # [BLOCK, longest + BLOCK]: zeros, then a causal square at the right; every block takes a view of it
+
+    @property
+    def longest(self) -> int:
+        """Most keys that a query sees."""
+        return self.mask.shape[1] - BLOCK
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """(from, to, tokens of the prompt that all of these see) of the prompt and of each response."""
+        if self.segment.prompt:
+            yield 0, self.segment.prompt, 0
+        for begin, end in self.responses:
+            yield begin, end, self.segment.prompt
+
+    def causal(self, rows: int, seen: int) -> Tensor:
+        """[rows, seen] of 0 and -inf: the last `rows` of `seen` keys are the queries' own places."""
+        return self.mask[:rows, self.longest + rows - seen : self.longest + rows]
 
 
 @dataclass(slots=True)
@@ -148,7 +164,10 @@ def attend(q_KTRD: Tensor, k_KTD: Tensor, v_KTD: Tensor, how: Plan, scale: float
     for part in how.parts:
         size = part.rows * part.length if isinstance(part, Batch) else part.segment.length
         q, k, v = (x.narrow(1, at, size) for x in (q_KTRD, k_KTD, v_KTD))
-        out.append(attend_batch(q, k, v, part, scale) if isinstance(part, Batch) else attend_long(q, k, v, part, scale))
+        if isinstance(part, Batch):
+            out.append(attend_batch(q, k, v, part, scale))
+        else:
+            out.append((attend_long_dense if keeps_scores(q, part) else attend_long)(q, k, v, part, scale))
         at += size
     joined = out[0] if len(out) == 1 else torch.cat(out)
     if how.gather is not None and how.scatter is not None:
@@ -161,7 +180,7 @@ def attend_batch(q: Tensor, k: Tensor, v: Tensor, part: Batch, scale: float) -> 
     heads, _, ratio, size = q.shape
     if q.device.type == "cpu" and part.length <= DENSE:
         flat = (x.reshape(heads * part.rows, -1, size) for x in (q, k, v))
-        return DenseAttention.apply(*flat, part.mask[:, 0], scale).view(heads, -1, ratio, size).transpose(0, 1).flatten(1)
+        return DenseAttention.apply(*flat, part.mask[:, 0], part.mask[:, 0].shape, scale).view(heads, -1, ratio, size).transpose(0, 1).flatten(1)
     q = q.reshape(heads, part.rows, part.length * ratio, size).transpose(0, 1)
     k, v = (x.unflatten(1, (part.rows, part.length)).transpose(0, 1) for x in (k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=part.mask, scale=scale)  # [B, K, L * R, D]
@@ -169,37 +188,56 @@ def attend_batch(q: Tensor, k: Tensor, v: Tensor, part: Batch, scale: float) -> 
     return out.reshape(part.rows * part.length, heads * ratio * size)
 
 
-def attend_long(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> Tensor:
-    """A long segment: the prompt, then block after block of each response over the prompt and the response so far."""
-    prompt, ratio = part.segment.prompt, q.shape[2]
-    q = q.transpose(1, 2)  # [K, R, T, D]
-    keys, values = (x[:, None, :prompt].expand(-1, ratio, -1, -1) for x in (k, v))
-    out = [F.scaled_dot_product_attention(q[:, :, :prompt], keys, values, is_causal=True, scale=scale)]
-    longest = part.mask.shape[1] - BLOCK
-    for begin, end in part.responses:
-        keys, values = (behind_prompt(x, prompt, begin, end)[:, None].expand(-1, ratio, -1, -1) for x in (k, v))
+def keeps_scores(q: Tensor, part: Blocks) -> bool:
+    """Whether a long segment is taken with scores that are kept; with or without a backward pass alike, so that log-probs are the same bits in both."""
+    return q.device.type == "cpu" and part.longest <= DENSE
+
+
+def attend_long_dense(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> Tensor:
+    """As `attend_long`, the scores of each block made and kept; the R query heads of a token are further queries of their key-value head."""
+    heads, _, ratio, size = q.shape
+    out = []
+    for begin, end, first in part.runs():
+        keys, values = (behind_prompt(x, first, begin, end) for x in (k, v))
         for start in range(begin, end, BLOCK):
             stop = min(start + BLOCK, end)
-            rows, seen = stop - start, prompt + stop - begin
-            mask = part.mask[:rows, longest + rows - seen : longest + rows]
+            rows, seen = stop - start, first + stop - begin
+            block = q[:, start:stop].reshape(heads, rows * ratio, size), keys[:, :seen], values[:, :seen]
+            out.append(DenseAttention.apply(*block, part.causal(rows, seen)[:, None], (rows, ratio, seen), scale).view(heads, rows, ratio, size))
+    return torch.cat(out, dim=1).transpose(0, 1).flatten(1)
+
+
+def attend_long(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> Tensor:
+    """A long segment: the prompt, then block after block of each response over the prompt and the response so far."""
+    ratio = q.shape[2]
+    q = q.transpose(1, 2)  # [K, R, T, D]
+    out = []
+    for begin, end, first in part.runs():
+        keys, values = (behind_prompt(x, first, begin, end)[:, None].expand(-1, ratio, -1, -1) for x in (k, v))
+        if begin == 0:  # nothing stands before these queries: plain causal attention
+            out.append(F.scaled_dot_product_attention(q[:, :, begin:end], keys, values, is_causal=True, scale=scale))
+            continue
+        for start in range(begin, end, BLOCK):
+            stop = min(start + BLOCK, end)
+            rows, seen = stop - start, first + stop - begin
             block = q[:, :, start:stop], keys[:, :, :seen], values[:, :, :seen]
-            out.append(F.scaled_dot_product_attention(*block, attn_mask=mask, scale=scale))
+            out.append(F.scaled_dot_product_attention(*block, attn_mask=part.causal(rows, seen), scale=scale))
     joined = torch.cat(out, dim=2)  # [K, R, T, D]
     return joined.permute(2, 0, 1, 3).reshape(joined.shape[2], -1)
 
 
 def behind_prompt(x: Tensor, prompt: int, begin: int, end: int) -> Tensor:
-    """Keys or values of the prompt and one response, one after the other, [K, P + T_i, D]; joined once for all blocks of the response."""
+    """Keys or values of the prompt's first tokens and a run of tokens, one after the other, [K, P + T_i, D]; joined once for all blocks of the run."""
     return x[:, :end] if begin == prompt else torch.cat([x[:, :prompt], x[:, begin:end]], dim=1)
 
 
 class DenseAttention(torch.autograd.Function):
-    """softmax(q k' scale + mask) v for q [K * B, L * R, D] and k, v [K * B, L, D]; mask [B or 1, L * R, L]."""
+    """softmax(q k' scale + mask) v for q [N, Q, D] and k, v [N, L, D]; the mask is added to the scores [N, Q, L] seen as [-1, *shape]."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, shape: tuple[int, ...], scale: float) -> Tensor:
         scores = torch.bmm(q, k.transpose(1, 2))
-        by_segment = scores.view(-1, *mask.shape)
+        by_segment = scores.view(-1, *shape)
         torch.add(mask, by_segment, alpha=scale, out=by_segment)
         weights = torch.softmax(scores, -1)
         ctx.save_for_backward(q, k, v, weights)
@@ -207,12 +245,12 @@ class DenseAttention(torch.autograd.Function):
         return torch.bmm(weights, v)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None, None]:
         q, k, v, weights = ctx.saved_tensors
         grad_v = torch.bmm(weights.transpose(1, 2), grads[0])
         grad = torch.bmm(grads[0], v.transpose(1, 2))
         grad = torch.ops.aten._softmax_backward_data(grad, weights, -1, weights.dtype)
-        return torch.bmm(grad, k).mul_(ctx.scale), torch.bmm(grad.transpose(1, 2), q).mul_(ctx.scale), grad_v, None, None
+        return torch.bmm(grad, k).mul_(ctx.scale), torch.bmm(grad.transpose(1, 2), q).mul_(ctx.scale), grad_v, None, None, None
 
 
 class Reorder(torch.autograd.Function):
