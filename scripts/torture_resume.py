@@ -2,9 +2,10 @@
 
     python scripts/torture_resume.py --rounds 30                on a tiny model made on the way
     python scripts/torture_resume.py --rounds 100 --folder DIR  keeps the runs in DIR
+    python scripts/torture_resume.py --kind dpo                 of `msrl train dpo`
 
 Each round kills one process with kill -9: the driver, the training rank, the rollout engine's actor or vLLM's own process; at any instant of
-a step, or in the middle of a save. After it no process and no temporary file of the run may be left. Then the run is resumed, until the rounds
+a step, or in the middle of a save. The first round of DPO kills while the reference's log-probs are computed. After it no process and no temporary file of the run may be left. Then the run is resumed, until the rounds
 are over; the last resume runs to the end. Prints a line a round, a summary, and last `equal` or what differs; the exit code is 0 only where all
 held. A round costs a start of all engines: 10 to 20 seconds on two cores.
 """
@@ -22,16 +23,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
-from whole_runs import THOROUGH, Command, checkpoints_of, command, differences, finish, steps_of, tiny_recipe  # noqa: E402
+from whole_runs import THOROUGH, Command, checkpoints_of, command, differences, finish, pair_recipe, steps_of, tiny_recipe  # noqa: E402
 
-VICTIMS = {"driver": "", "rank": "ray::Host", "rollout": "ray::RolloutWorker", "vLLM": "VLLM::EngineCore"}
+VICTIMS = {
+    "dapo": {"driver": "", "rank": "ray::Host", "rollout": "ray::RolloutWorker", "vLLM": "VLLM::EngineCore"},
+    "dpo": {"driver": "", "rank": "ray::Host"},
+}
 STEPS_A_ROUND = 3
 WAIT_S = 180.0
+CACHED = "data-cache/*/reference-*/part-*.npz"  # below the folder of runs
 
 
 @dataclass(frozen=True)
@@ -64,51 +68,65 @@ def wait_for(running: Command, ready: Callable[[], bool]) -> bool:
     return True
 
 
-def strike(running: Command, run: Path, victim: str, moment: str, dice: random.Random) -> bool:
-    """Kill the victim after a new checkpoint: at a random instant of the time of a step, or within a save. False where the run ended first."""
+@dataclass(frozen=True)
+class Target:
+    """The run that is tortured: kind of its recipe, the recipe, the run's folder."""
+
+    kind: str
+    recipe: Path
+    run: Path
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command that resumes the run, or begins it where there is nothing to resume."""
+        if checkpoints_of(self.run):
+            return ["resume", "--ckpt", str(self.run)]
+        shutil.rmtree(self.run, ignore_errors=True)
+        return ["train", self.kind, "--recipe", str(self.recipe)]
+
+
+def strike(running: Command, target: Target, victim: str, moment: str, dice: random.Random) -> bool:
+    """Kill the victim after a new checkpoint: at a random instant of the time of a step, or within a save; or while the reference's log-probs
+    are computed. False where the run ended first."""
+    run = target.run
     before = set(checkpoints_of(run))
-    if not wait_for(running, lambda: bool(set(checkpoints_of(run)) - before)):
+    begun = (lambda: any(run.parent.glob(CACHED))) if moment == "cache" else (lambda: bool(set(checkpoints_of(run)) - before))
+    if not wait_for(running, begun):
         return False
     if moment == "save":
         if not wait_for(running, lambda: any((run / "checkpoints").glob(".partial-*"))):
             return False
         time.sleep(dice.uniform(0.0, 0.1))
-    else:
+    elif moment == "step":
         time.sleep(dice.uniform(0.0, 1.0) * steps_of(run)[-1]["seconds/step"])
     if running.process.poll() is not None:
         return False
-    (running.process if victim == "driver" else running.member(VICTIMS[victim])).send_signal(signal.SIGKILL)
+    (running.process if victim == "driver" else running.member(VICTIMS[target.kind][victim])).send_signal(signal.SIGKILL)
     return True
 
 
-def start_arguments(recipe: Path, run: Path) -> list[str]:
-    """The command that resumes the run, or begins it where there is nothing to resume."""
-    if checkpoints_of(run):
-        return ["resume", "--ckpt", str(run)]
-    shutil.rmtree(run, ignore_errors=True)
-    return ["train", "dapo", "--recipe", str(recipe)]
-
-
-def one_round(recipe: Path, run: Path, dice: random.Random) -> Round | None:
+def one_round(target: Target, dice: random.Random) -> Round | None:
     """Start, kill, look at what is left; None where the run came to its end."""
-    victim, moment, started = dice.choice(list(VICTIMS)), dice.choice(("step", "step", "save")), time.monotonic()
-    with command(*start_arguments(recipe, run)) as running:
-        if not strike(running, run, victim, moment, dice):
+    filling = target.kind == "dpo" and not any(target.run.parent.glob(CACHED))
+    victim, moment, started = dice.choice(list(VICTIMS[target.kind])), dice.choice(("step", "step", "save")), time.monotonic()
+    moment = "cache" if filling else moment
+    with command(*target.arguments) as running:
+        if not strike(running, target, victim, moment, dice):
             if running.process.poll() == 0:
                 return None
             print(running.output, file=sys.stderr)
             return Round(victim, moment, running.process.poll() or 0, "", time.monotonic() - started, ("no progress",))
         code, left = running.wait(WAIT_S), running.leftovers()
-    newest = max((path.name for path in checkpoints_of(run)), default="")
+    newest = max((path.name for path in checkpoints_of(target.run)), default="none yet" if filling else "")
     return Round(victim, moment, code, newest, time.monotonic() - started, tuple(left))
 
 
-def torture(recipe: Path, run: Path, reference: Path, rounds: int, seed: int) -> bool:
+def torture(target: Target, reference: Path, rounds: int, seed: int) -> bool:
     """All rounds, the end of the run, and the comparison. Prints as it goes; whether everything held."""
     dice, done = random.Random(seed), []
     print(f"{rounds} rounds, seed {seed}\n   #  killed   when  newest after      time", flush=True)
     for number in range(1, rounds + 1):
-        result = one_round(recipe, run, dice)
+        result = one_round(target, dice)
         if result is None:
             print(f"the run came to its end after {len(done)} rounds")
             break
@@ -116,26 +134,40 @@ def torture(recipe: Path, run: Path, reference: Path, rounds: int, seed: int) ->
         print(result.line(number), flush=True)
         if not result.newest:
             return False
-    finish(*start_arguments(recipe, run))
+    finish(*target.arguments)
     kinds = Counter(f"{item.victim} in a {item.moment}" for item in done)
     print(f"{len(done)} kills: {', '.join(f'{count} x {kind}' for kind, count in sorted(kinds.items()))}")
     print(f"{sum(bool(item.left) for item in done)} rounds left something behind, {sum(not item.good for item in done)} rounds went wrong")
-    different = differences(run, reference)
+    different = differences(target.run, reference)
     print("\n".join(different) if different else "equal")
     return not different and all(item.good for item in done)
 
 
-def prepare(folder: Path, rounds: int) -> tuple[Path, dict[str, dict[str, Any]]]:
-    """A tiny model in `folder`, and the settings of a run that is long enough."""
+def prepare(kind: str, folder: Path, rounds: int) -> dict[str, Target]:
+    """A tiny model in `folder`, and recipes of two runs that are long enough, each with a folder of its own."""
+    from make_demo_data import make as make_data
     from make_tiny_model import make_model
 
-    settings = {name: dict(values) for name, values in THOROUGH.items()}
-    settings["train"]["steps"] = STEPS_A_ROUND * rounds + 4
-    return make_model(folder / "model", "qwen2"), settings
+    steps = STEPS_A_ROUND * rounds + 4
+    model = make_model(folder / "model", "qwen2" if kind == "dapo" else "llama")
+    if kind == "dpo":
+        make_data(folder / "data", train=320, test=64, seed=1)
+    targets = {}
+    for name in ("undisturbed", "tortured"):
+        (folder / name).mkdir(exist_ok=True)
+        run = {"name": name}
+        if kind == "dapo":
+            settings = {**THOROUGH, "train": {**THOROUGH["train"], "steps": steps}, "run": run}
+            recipe = tiny_recipe(folder / name, model, **settings)
+        else:
+            recipe = pair_recipe(folder / name, model, folder / "data", train={"steps": steps}, checkpoint={"every": 1, "keep_last": 3}, eval={"every": 5}, run=run)
+        targets[name] = Target(kind, recipe, folder / name / "runs" / name)
+    return targets
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kind", choices=sorted(VICTIMS), default="dapo")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--seed", type=int, default=None, help="of the kills; by default another one each time")
     parser.add_argument("--folder", type=Path, default=None, help="keep the runs here")
@@ -144,15 +176,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="msrl-torture-") as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        model, settings = prepare(folder, args.rounds)
-        runs = {}
-        for name in ("undisturbed", "tortured"):
-            settings["run"] = {"name": name}
-            (folder / name).mkdir(exist_ok=True)
-            recipe = tiny_recipe(folder / name, model, **settings)
-            runs[name] = (recipe, folder / name / "runs" / name)
-        finish("train", "dapo", "--recipe", str(runs["undisturbed"][0]))
-        held = torture(*runs["tortured"], runs["undisturbed"][1], args.rounds, seed)
+        targets = prepare(args.kind, folder, args.rounds)
+        finish(*targets["undisturbed"].arguments)
+        held = torture(targets["tortured"], targets["undisturbed"].run, args.rounds, seed)
     sys.exit(0 if held else 1)
 
 

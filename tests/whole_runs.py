@@ -56,17 +56,35 @@ def tiny_recipe(folder: Path, model: Path, prompts: int = 6, **sections: dict[st
     return path
 
 
-class Command:
-    """One `msrl` command in a process of its own."""
+def pair_recipe(folder: Path, model: Path, data: Path, **sections: dict[str, Any]) -> Path:
+    """Write a recipe of `msrl train dpo` into `folder` that learns from the demo's pairs in `data`; `sections` are merged into it."""
+    recipe: dict[str, Any] = {
+        "model": str(model),
+        "data": {"train": str(data / "pairs.train.jsonl"), "eval": str(data / "pairs.test.jsonl"), "max_tokens": 256, "max_prompt_tokens": 224},
+        "train": {"steps": 8, "batch_pairs": 16, "micro_batch_tokens": 1024, "dtype": "float32", "deterministic": True},
+        "optim": {"lr": 3e-4, "weight_decay": 0.0},
+        "eval": {"every": 2},
+        # The margin rises, so the smallest one is that of the first checkpoint, which the newest would push out.
+        "checkpoint": {"every": 2, "keep_last": 1, "keep_best": "-eval/margin"},
+        "run": {"dir": str(folder / "runs"), "name": "run"},
+    }
+    for name, settings in sections.items():
+        recipe[name] = {**recipe.get(name, {}), **settings}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe))
+    return folder / "tiny.yaml"
 
-    def __init__(self, *args: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> None:
+
+class Command:
+    """One `msrl` command in a process of its own. `program`: python's arguments that run msrl."""
+
+    def __init__(self, *args: str, cwd: Path | None = None, env: dict[str, str] | None = None, program: tuple[str, ...] = ("-m", "rlcli.app")) -> None:
         self.mark = uuid.uuid4().hex
         self.temporary = Path(tempfile.mkdtemp(prefix="mt", dir="/tmp"))  # short: Ray's sockets lie below
         self.log = self.temporary.with_suffix(".out")
         own = {MARK: self.mark, "TMPDIR": str(self.temporary), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT)}
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "rlcli.app", *args],
+                [sys.executable, *program, *args],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -150,9 +168,9 @@ class Command:
 
 
 @contextmanager
-def command(*args: str, cwd: Path | None = None, env: dict[str, str] | None = None) -> Iterator[Command]:
+def command(*args: str, **how: Any) -> Iterator[Command]:
     """A running command; whatever happens, nothing of it outlives the block."""
-    running = Command(*args, cwd=cwd, env=env)
+    running = Command(*args, **how)
     try:
         yield running
     finally:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-from whole_runs import checkpoints_of, differences, finish, rows_of, steps_of, weights_of
+from whole_runs import checkpoints_of, command, differences, finish, pair_recipe, rows_of, steps_of, weights_of
 
 from rlcli.app import main
 from rlcli.runs.metrics import meaning
 
 pytestmark = pytest.mark.engine
 
-STEPS = 8
+STEPS = 8  # of `pair_recipe`
 ALWAYS = {
     "update/loss", "update/reward_chosen", "update/reward_rejected", "update/margin", "update/accuracy", "update/logp_chosen", "update/logp_rejected",
     "update/token_logp_chosen", "update/token_logp_rejected", "update/kl", "update/tokens_chosen", "update/tokens_rejected", "update/truncated_pairs",
@@ -37,27 +39,10 @@ class Learnt:
     output: str
 
 
-def write_recipe(folder: Path, model: Path, data: Path, **sections: dict[str, Any]) -> Path:
-    recipe: dict[str, Any] = {
-        "model": str(model),
-        "data": {"train": str(data / "pairs.train.jsonl"), "eval": str(data / "pairs.test.jsonl"), "max_tokens": 256, "max_prompt_tokens": 224},
-        "train": {"steps": STEPS, "batch_pairs": 16, "micro_batch_tokens": 1024, "dtype": "float32", "deterministic": True},
-        "optim": {"lr": 3e-4, "weight_decay": 0.0},
-        "eval": {"every": 2},
-        # The margin rises, so the smallest one is that of the first checkpoint, which the newest would push out.
-        "checkpoint": {"every": 2, "keep_last": 1, "keep_best": "-eval/margin"},
-        "run": {"dir": str(folder / "runs"), "name": "run"},
-    }
-    for name, settings in sections.items():
-        recipe[name] = {**recipe.get(name, {}), **settings}
-    (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe))
-    return folder / "tiny.yaml"
-
-
 @pytest.fixture(scope="module")
 def learnt(tiny_model_factory: Callable[..., Path], demo_data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Learnt:
     folder = tmp_path_factory.mktemp("dpo")
-    recipe = write_recipe(folder, tiny_model_factory("llama"), demo_data_folder)
+    recipe = pair_recipe(folder, tiny_model_factory("llama"), demo_data_folder)
     output = finish("train", "dpo", "--recipe", str(recipe))
     return Learnt(folder / "runs" / "run", recipe, output)
 
@@ -136,6 +121,45 @@ def test_a_live_reference_gives_the_same_run(learnt: Learnt) -> None:
     assert len(steps_of(live)) == 4
 
 
+# Runs msrl; the process is killed when it is about to write the third part of the reference's log-probs.
+DIES_AT_THE_THIRD_PART = """
+import os, signal, sys
+from rlcli.app import main
+from rlcli.trainers.reference import ReferenceCache
+write = ReferenceCache._write
+ReferenceCache._write = lambda self, part, scores: os.kill(os.getpid(), signal.SIGKILL) if part == 2 else write(self, part, scores)
+main(sys.argv[1:])
+"""
+
+
+def test_killed_while_the_reference_is_computed(learnt: Learnt, tmp_path: Path) -> None:
+    """Started again, it goes on where it stopped; and the run is that of one that was never disturbed, bit for bit."""
+    args = ("train", "dpo", "--recipe", str(learnt.recipe), f"run.dir={tmp_path}")
+    with command(*args, "run.name=killed", program=("-c", DIES_AT_THE_THIRD_PART)) as running:
+        assert running.wait() == -signal.SIGKILL, running.output
+    assert len(list(tmp_path.glob("data-cache/*/reference-*/part-*.npz"))) == 2
+    output = finish(*args, "run.name=again")
+    assert "reference log-probs: going on after 2 of 5 parts" in output
+    assert "reference log-probs of 320 pairs: 192 computed" in output
+    assert differences(learnt.run, tmp_path / "again") == []
+
+
+@pytest.mark.parametrize(("which", "where"), [("pairs.train", "step 1, update"), ("pairs.test", "evaluation before")])
+def test_a_reference_that_is_not_the_models_own_stops_the_run(learnt: Learnt, tmp_path: Path, which: str, where: str) -> None:
+    """As if the folder of another model's cache had been renamed to this one's: the shapes fit, the numbers do not."""
+    shutil.copytree(learnt.run.parent / "data-cache", tmp_path / "data-cache")
+    pairs = {"pairs.train": 320, "pairs.test": 64}[which]
+    caches = tmp_path.glob("data-cache/*/reference-*")
+    (folder,) = [cache for cache in caches if sum(len(np.load(part)["starts"]) - 1 for part in cache.glob("part-*")) == pairs]
+    for part in folder.glob("part-*"):
+        loaded = dict(np.load(part))
+        np.savez(part, values=loaded["values"] - np.float32(0.5), starts=loaded["starts"])
+    output = finish("train", "dpo", "--recipe", str(learnt.recipe), f"run.dir={tmp_path}", "run.name=other", code=1)
+    first = next(line for line in output.splitlines() if line.startswith("error: "))
+    assert f"{where}: the reference's log-probs differ from the model's own by 0.5 nats a token before any update (limit 0.02): delete the folders" in first
+    assert "Traceback" not in output
+
+
 def test_a_finished_run_is_not_run_again(learnt: Learnt, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["resume", "--ckpt", str(learnt.run)])
@@ -146,7 +170,7 @@ def test_a_finished_run_is_not_run_again(learnt: Learnt, capsys: pytest.CaptureF
 # override -> words of the one line that answers it
 FAULTS = {
     "dpo.beta=0": ("dpo.beta", "above 0"),
-    "dpo.losses=[sigmoid,hinge]": ("dpo.weights has 1 numbers for 2 losses",),
+    "dpo.losses=[sigmoid,hinge]": ("dpo.losses has 2 names and dpo.weights 1 numbers",),
     "dpo.losses=[dpoo]": ("dpo.losses: dpoo; known are sigmoid",),
     "dpo.label_smoothing=0.7": ("dpo.label_smoothing", "0.5"),
     "dpo.divergence=kl": ("dpo.divergence", "reverse_kl"),
@@ -154,13 +178,14 @@ FAULTS = {
     "data.max_prompt_tokens=256": ("leaves no token for an answer in data.max_tokens=256",),
     "train.micro_batch_tokens=300": ("train.micro_batch_tokens=300", "2 x data.max_tokens = 512"),
     "data.truncation=cut": ("data.truncation", "keep_prompt_end"),
+    "checkpoint.keep_best=eval/margn": ("there is no metric eval/margn, did you mean eval/margin?",),
     "data.eval=null": ("checkpoint.keep_best=-eval/margin needs an evaluation",),
 }
 
 
 @pytest.mark.parametrize("override", FAULTS)
 def test_wrong_settings_are_one_line(override: str, tmp_path: Path, tiny_model_factory: Callable[..., Path], demo_data_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = complaint(capsys, tmp_path, write_recipe(tmp_path, tiny_model_factory("llama"), demo_data_folder), override)
+    line = complaint(capsys, tmp_path, pair_recipe(tmp_path, tiny_model_factory("llama"), demo_data_folder), override)
     assert all(words in line for words in FAULTS[override]), line
 
 
