@@ -8,7 +8,7 @@ from rlcli.checkpoint.convert import Progress, check_copies, check_sums, each
 from rlcli.checkpoint.find import Checkpoint
 from rlcli.checkpoint.formats import open_stored
 from rlcli.checkpoint.stored import Stored
-from rlcli.checkpoint.sums import size_text
+from rlcli.checkpoint.sums import files_text, size_text
 from rlcli.errors import UserError
 from rlcli.models.rules import Rule
 
@@ -25,7 +25,7 @@ def inspect(folder: Path, model: Path | None = None, extend: bool | None = None)
         *(_run_lines(stored.checkpoint) if stored.checkpoint else [("step", "-" if stored.step is None else str(stored.step))]),
         ("parameters", f"{stored.spec.parameters:,}" + (", head tied to the embedding" if stored.spec.tied else "")),
         ("dtype", ", ".join(f"{name} {count / sum(dtypes.values()):.0%}" if len(dtypes) > 1 else name for name, count in dtypes.items())),
-        ("weights", f"{size_text(sum(dtypes.values()))} in {len(files)} file{'s' * (len(files) > 1)} of {size_text(sum(f.stat().st_size for f in files))}"),
+        ("weights", f"{size_text(sum(dtypes.values()))} in {files_text(len(files))} of {size_text(sum(f.stat().st_size for f in files))}"),
         ("checksums", _checksum_state(stored)),
     ]
     lines += [("damaged", text.partition("checkpoint ")[2]) for text in stored.damaged]
@@ -65,8 +65,8 @@ def layout_text(stored: Stored) -> str:
 
 def _checksum_state(stored: Stored) -> str:
     if stored.checkpoint is not None:
-        return f"of {len(stored.checkpoint.manifest.files)} files, all right"
-    return f"of {len(stored.checksums)} files, not checked here (msrl ckpt verify does)" if stored.checksums else "none noted"
+        return f"of {files_text(len(stored.checkpoint.manifest.files))}, all right"
+    return f"of {files_text(len(stored.checksums))}, not checked here (msrl ckpt verify does)" if stored.checksums else "none noted"
 
 
 def verify_folder(
@@ -97,4 +97,4 @@ def verify_folder(
     each(rules, check, "verify", 4, lambda stage, now, _: progress(stage, now, total))
     check_copies(stored)
     lines = [f"{stored.format}: all {len(rules)} parameters of {stored.spec.family.name} are there, in shape and finite"]
-    return lines + ([f"checksums of {noted} files are right"] if noted else [])
+    return lines + ([f"checksums right: {files_text(noted)}"] if noted else [])

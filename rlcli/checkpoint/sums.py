@@ -35,6 +35,10 @@ def read_sums(folder: Path) -> dict[Path, str]:
     return found
 
 
+def files_text(count: int) -> str:
+    return f"{count} file" + "s" * (count != 1)
+
+
 def size_text(count: int) -> str:
     """Bytes in a unit that leaves few digits before the point."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):

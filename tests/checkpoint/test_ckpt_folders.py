@@ -157,7 +157,7 @@ def test_other_entries_of_classic_folders(copy):
 
 def test_damaged_own_folder(copy):
     folder = copy("mcore")
-    assert verify_folder(folder) == ["mcore: all 27 parameters of llama are there, in shape and finite", "checksums of 2 files are right"]
+    assert verify_folder(folder) == ["mcore: all 27 parameters of llama are there, in shape and finite", "checksums right: 2 files"]
     file = folder / "dense.tp01.pp000.safetensors"
     data = bytearray(file.read_bytes())
     data[-100] ^= 1
@@ -180,7 +180,7 @@ def test_a_flipped_bit_is_found_in_every_format_and_not_converted(name, copy, tm
         convert(Conversion(folder, tmp_path / "again", "hf"))
         folder = tmp_path / "again"
     file = folder / WEIGHTS[name]
-    assert verify_folder(folder)[1].startswith("checksums of")
+    assert verify_folder(folder)[1].startswith("checksums right: ")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)

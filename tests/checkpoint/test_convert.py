@@ -326,4 +326,4 @@ def test_a_run_checkpoint_converts(folders, tmp_path):
     lines = dict(inspect(tmp_path / "run"))
     assert (lines["format"], lines["step"]) == ("run", "12")
     assert lines["checksums"].endswith("files, all right")
-    assert verify_folder(tmp_path / "run")[1].startswith("checksums of")
+    assert verify_folder(tmp_path / "run")[1].startswith("checksums right: ")
