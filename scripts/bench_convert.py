@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=3)
     parser.add_argument("--pp", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=4)
+    parser.add_argument("--threads", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--work", type=Path, default=None, help="folder on the disk to measure; default: the system's temporary folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.work) as made:

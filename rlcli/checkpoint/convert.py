@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -33,6 +34,11 @@ TARGETS: dict[str, type[Target]] = {"hf": HfTarget, "mcore": ShardedTarget, "tor
 Progress = Callable[[str, int, int], None]  # (stage, bytes done, bytes in all)
 
 
+def threads_by_default() -> int:
+    """More threads than cores wait for one another, busily, at the same files."""
+    return min(4, os.cpu_count() or 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Conversion:
     """What to convert, and how. `dtype`: "keep", or torch's name of what the weights become."""
@@ -48,7 +54,7 @@ class Conversion:
     model: Path | None = None  # HF folder with config.json and tokenizer, where `load` has none
     verify: bool = True
     logits: bool = False  # compare logits too
-    threads: int = 4
+    threads: int = field(default_factory=threads_by_default)
 
 
 @dataclass(frozen=True, slots=True)

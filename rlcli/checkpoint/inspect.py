@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlcli.checkpoint.convert import Progress, check_copies, check_sums, each
+from rlcli.checkpoint.convert import Progress, check_copies, check_sums, each, threads_by_default
 from rlcli.checkpoint.find import Checkpoint
 from rlcli.checkpoint.formats import open_stored
 from rlcli.checkpoint.stored import Stored
@@ -94,7 +94,7 @@ def verify_folder(
             count += tensor.numel() * tensor.element_size()
         return count
 
-    each(rules, check, "verify", 4, lambda stage, now, _: progress(stage, now, total))
+    each(rules, check, "verify", threads_by_default(), lambda stage, now, _: progress(stage, now, total))
     check_copies(stored)
     lines = [f"{stored.format}: all {len(rules)} parameters of {stored.spec.family.name} are there, in shape and finite"]
     return lines + ([f"checksums right: {files_text(noted)}"] if noted else [])

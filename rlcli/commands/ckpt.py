@@ -59,7 +59,7 @@ def convert(
         typer.Option("--verify", metavar="HOW", help="bits: compare every tensor. logits: logits on a few tokens too.", rich_help_panel=CHECKS),
     ] = "bits",
     no_verify: Annotated[bool, typer.Option("--no-verify", help="Do not compare.", rich_help_panel=CHECKS)] = False,
-    threads: Annotated[int, typer.Option("--threads", metavar="N", help="Tensors read and written at once.", min=1, rich_help_panel=CHECKS)] = 4,
+    threads: Annotated[int, typer.Option("--threads", metavar="N", help="Tensors in hand at once; 0: as many as cores, at most 4.", min=0, rich_help_panel=CHECKS)] = 0,
 ) -> None:
     """Convert a model between HF and Megatron layouts, any to any.
 
@@ -72,13 +72,13 @@ def convert(
     _one_of("--verify", verify, ("bits", "logits"))
     _one_of("--names", names, ("mindspeed", "megatron"))
     _one_of("--dtype", dtype, ("keep", "float32", "bfloat16", "float16"))
-    from rlcli.checkpoint.convert import Conversion
+    from rlcli.checkpoint.convert import Conversion, threads_by_default
     from rlcli.checkpoint.convert import convert as run
     from rlcli.checkpoint.sums import size_text
     from rlcli.models.layout import Layout
 
     layout = Layout(tensor=tp, pipeline=pp, expert=ep, expert_tensor=etp or tp, virtual=vpp, stages=_stages(pp_layout))
-    job = Conversion(load, save, to, source, layout, extend, names, dtype, model, not no_verify, verify == "logits" and not no_verify, threads)
+    job = Conversion(load, save, to, source, layout, extend, names, dtype, model, not no_verify, verify == "logits" and not no_verify, threads or threads_by_default())
     with _progress() as told:
         done = run(job, told)
     rate = done.bytes / max(done.seconds, 1e-9)
