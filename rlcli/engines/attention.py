@@ -159,16 +159,15 @@ def attend(q_KTRD: Tensor, k_KTD: Tensor, v_KTD: Tensor, how: Plan, scale: float
     """Attention of packed queries over packed keys and values: [T, K * R * D], differentiable."""
     if how.gather is not None and how.scatter is not None:
         q_KTRD, k_KTD, v_KTD = (Reorder.apply(x, 1, how.gather, how.scatter, None) for x in (q_KTRD, k_KTD, v_KTD))
+    sizes = [part.rows * part.length if isinstance(part, Batch) else part.segment.length for part in how.parts]
     out = []
-    at = 0
-    for part in how.parts:
-        size = part.rows * part.length if isinstance(part, Batch) else part.segment.length
-        q, k, v = (x.narrow(1, at, size) for x in (q_KTRD, k_KTD, v_KTD))
+    for part, *qkv in zip(how.parts, *(x.split(sizes, 1) for x in (q_KTRD, k_KTD, v_KTD)), strict=True):
         if isinstance(part, Batch):
-            out.append(attend_batch(q, k, v, part, scale))
+            out.append(attend_batch(*qkv, part, scale))
+        elif keeps_scores(qkv[0], part):
+            out.append(LongAttention.apply(*qkv, part, scale))
         else:
-            out.append((attend_long_dense if keeps_scores(q, part) else attend_long)(q, k, v, part, scale))
-        at += size
+            out.append(attend_long(*qkv, part, scale))
     joined = out[0] if len(out) == 1 else torch.cat(out)
     if how.gather is not None and how.scatter is not None:
         return Reorder.apply(joined, 0, how.scatter, how.gather, how.padding)
@@ -193,20 +192,6 @@ def keeps_scores(q: Tensor, part: Blocks) -> bool:
     return q.device.type == "cpu" and part.longest <= DENSE
 
 
-def attend_long_dense(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> Tensor:
-    """As `attend_long`, the scores of each block made and kept; the R query heads of a token are further queries of their key-value head."""
-    heads, _, ratio, size = q.shape
-    out = []
-    for begin, end, first in part.runs():
-        keys, values = (behind_prompt(x, first, begin, end) for x in (k, v))
-        for start in range(begin, end, BLOCK):
-            stop = min(start + BLOCK, end)
-            rows, seen = stop - start, first + stop - begin
-            block = q[:, start:stop].reshape(heads, rows * ratio, size), keys[:, :seen], values[:, :seen]
-            out.append(DenseAttention.apply(*block, part.causal(rows, seen)[:, None], (rows, ratio, seen), scale).view(heads, rows, ratio, size))
-    return torch.cat(out, dim=1).transpose(0, 1).flatten(1)
-
-
 def attend_long(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> Tensor:
     """A long segment: the prompt, then block after block of each response over the prompt and the response so far."""
     ratio = q.shape[2]
@@ -217,11 +202,9 @@ def attend_long(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> 
         if begin == 0:  # nothing stands before these queries: plain causal attention
             out.append(F.scaled_dot_product_attention(q[:, :, begin:end], keys, values, is_causal=True, scale=scale))
             continue
-        for start in range(begin, end, BLOCK):
-            stop = min(start + BLOCK, end)
-            rows, seen = stop - start, first + stop - begin
+        for start, stop, seen in blocks_of(begin, end, first):
             block = q[:, :, start:stop], keys[:, :, :seen], values[:, :, :seen]
-            out.append(F.scaled_dot_product_attention(*block, attn_mask=part.causal(rows, seen), scale=scale))
+            out.append(F.scaled_dot_product_attention(*block, attn_mask=part.causal(stop - start, seen), scale=scale))
     joined = torch.cat(out, dim=2)  # [K, R, T, D]
     return joined.permute(2, 0, 1, 3).reshape(joined.shape[2], -1)
 
@@ -229,6 +212,63 @@ def attend_long(q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> 
 def behind_prompt(x: Tensor, prompt: int, begin: int, end: int) -> Tensor:
     """Keys or values of the prompt's first tokens and a run of tokens, one after the other, [K, P + T_i, D]; joined once for all blocks of the run."""
     return x[:, :end] if begin == prompt else torch.cat([x[:, :prompt], x[:, begin:end]], dim=1)
+
+
+class LongAttention(torch.autograd.Function):
+    """As `attend_long`, the scores of each block made by plain products and kept; the R query heads of a token are further queries of their key-value head.
+
+    One operation for a whole segment: gradients are added up in place, keys' and values' in float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> Tensor:
+        heads, tokens, ratio, size = q.shape
+        out = q.new_empty(tokens, heads, ratio, size)
+        weights = []
+        for begin, end, first in part.runs():
+            keys, values = (behind_prompt(x, first, begin, end) for x in (k, v))
+            for start, stop, seen in blocks_of(begin, end, first):
+                queries = q[:, start:stop].reshape(heads, -1, size)
+                scores = torch.bmm(queries, keys[:, :seen].transpose(1, 2))
+                by_token = scores.view(heads, stop - start, ratio, seen)
+                torch.add(part.causal(stop - start, seen)[:, None], by_token, alpha=scale, out=by_token)
+                weights.append(torch.softmax(scores, -1))
+                out[start:stop] = torch.bmm(weights[-1], values[:, :seen]).view(heads, -1, ratio, size).transpose(0, 1)
+        ctx.save_for_backward(q, k, v, *weights)
+        ctx.part, ctx.scale = part, scale
+        return out.flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        q, k, v, *weights = ctx.saved_tensors
+        heads, tokens, ratio, size = q.shape
+        upstream = grads[0].view(tokens, heads, ratio, size).transpose(0, 1)
+        grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        grad_k, grad_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
+        left = iter(weights)
+        for begin, end, first in ctx.part.runs():
+            keys, values = (behind_prompt(x, first, begin, end) for x in (k, v))
+            for start, stop, seen in blocks_of(begin, end, first):
+                p, queries, above = next(left), *(x[:, start:stop].reshape(heads, -1, size) for x in (q, upstream))
+                add_behind_prompt(grad_v, torch.bmm(p.transpose(1, 2), above), first, begin)
+                grad = torch.bmm(above, values[:, :seen].transpose(1, 2))
+                grad = torch.ops.aten._softmax_backward_data(grad, p, -1, p.dtype)
+                torch.mul(torch.bmm(grad, keys[:, :seen]).view(heads, -1, ratio, size), ctx.scale, out=grad_q[:, start:stop])
+                add_behind_prompt(grad_k, torch.bmm(grad.transpose(1, 2), queries), first, begin)
+        return grad_q, grad_k.mul_(ctx.scale).to(k.dtype), grad_v.to(v.dtype), None, None
+
+
+def blocks_of(begin: int, end: int, first: int) -> Iterator[tuple[int, int, int]]:
+    """(from, to, keys seen by the last) of a run's queries, BLOCK at a time, where all see the prompt's `first` tokens."""
+    for start in range(begin, end, BLOCK):
+        stop = min(start + BLOCK, end)
+        yield start, stop, first + stop - begin
+
+
+def add_behind_prompt(total: Tensor, grad: Tensor, first: int, begin: int) -> None:
+    """Bring gradients of what `behind_prompt` joined back to where it came from."""
+    total[:, :first].add_(grad[:, :first])
+    total[:, begin : begin + grad.shape[1] - first].add_(grad[:, first:])
 
 
 class DenseAttention(torch.autograd.Function):
