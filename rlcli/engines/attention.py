@@ -161,13 +161,13 @@ def attend(q_KTRD: Tensor, k_KTD: Tensor, v_KTD: Tensor, how: Plan, scale: float
         q_KTRD, k_KTD, v_KTD = (Reorder.apply(x, 1, how.gather, how.scatter, None) for x in (q_KTRD, k_KTD, v_KTD))
     sizes = [part.rows * part.length if isinstance(part, Batch) else part.segment.length for part in how.parts]
     out = []
-    for part, *qkv in zip(how.parts, *(x.split(sizes, 1) for x in (q_KTRD, k_KTD, v_KTD)), strict=True):
+    for part, q, k, v in zip(how.parts, *(x.split(sizes, 1) for x in (q_KTRD, k_KTD, v_KTD)), strict=True):
         if isinstance(part, Batch):
-            out.append(attend_batch(*qkv, part, scale))
-        elif keeps_scores(qkv[0], part):
-            out.append(LongAttention.apply(*qkv, part, scale))
+            out.append(attend_batch(q, k, v, part, scale))
+        elif keeps_scores(q, part):
+            out.append(LongAttention.apply(q, k, v, part, scale))
         else:
-            out.append(attend_long(*qkv, part, scale))
+            out.append(attend_long(q, k, v, part, scale))
     joined = out[0] if len(out) == 1 else torch.cat(out)
     if how.gather is not None and how.scatter is not None:
         return Reorder.apply(joined, 0, how.scatter, how.gather, how.padding)
