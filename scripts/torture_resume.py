@@ -157,7 +157,8 @@ def prepare(kind: str, folder: Path, rounds: int) -> dict[str, Target]:
         (folder / name).mkdir(exist_ok=True)
         run = {"name": name}
         if kind == "dapo":
-            settings = {**THOROUGH, "train": {**THOROUGH["train"], "steps": steps}, "run": run}
+            # slow enough that the task is not learnt before the end: where every answer is right, no step has an update
+            settings = {**THOROUGH, "train": {**THOROUGH["train"], "steps": steps}, "optim": {"lr": 2e-5}, "run": run}
             recipe = tiny_recipe(folder / name, model, **settings)
         else:
             recipe = pair_recipe(folder / name, model, folder / "data", train={"steps": steps}, checkpoint={"every": 1, "keep_last": 3}, eval={"every": 5}, run=run)
