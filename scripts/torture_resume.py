@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None, help="of the kills; by default another one each time")
     parser.add_argument("--folder", type=Path, default=None, help="keep the runs here")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # so that the run of the round is ended with it
     seed = random.SystemRandom().randrange(10**6) if args.seed is None else args.seed
     with tempfile.TemporaryDirectory(prefix="msrl-torture-") as temporary:
         folder = args.folder or Path(temporary)
