@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
 
 from rlcli.errors import UserError
+
+if TYPE_CHECKING:
+    from rlcli.checkpoint.convert import Converted
 
 WHAT, LAYOUT, CLASSIC, CHECKS = "What", "Layout of what is written", "Classic folders", "More"
 Model = Annotated[
@@ -74,27 +77,33 @@ def convert(
     _one_of("--dtype", dtype, ("keep", "float32", "bfloat16", "float16"))
     from rlcli.checkpoint.convert import Conversion, threads_by_default
     from rlcli.checkpoint.convert import convert as run
-    from rlcli.checkpoint.sums import size_text
     from rlcli.models.layout import Layout
 
     layout = Layout(tensor=tp, pipeline=pp, expert=ep, expert_tensor=etp or tp, virtual=vpp, stages=_stages(pp_layout))
     job = Conversion(load, save, to, source, layout, extend, names, dtype, model, not no_verify, verify == "logits" and not no_verify, threads or threads_by_default())
     with _progress() as told:
         done = run(job, told)
-    rate = done.bytes / max(done.seconds, 1e-9)
     if to in ("hf", "torch_dist") and layout != Layout():
         typer.echo(f"note: {to} folders hold whole tensors and serve any layout" + ("; --tp pads the vocabulary" if to == "torch_dist" else ""))
     if to != "classic" and done.source != "classic" and (extend is not None or names != "mindspeed"):
         typer.echo("note: --names and --moe-tp-extend-ep are for classic folders; not used here")
+    _tell(done, verified=not no_verify)
+    typer.echo(f"written: {save}")
+
+
+def _tell(done: Converted, verified: bool) -> None:
+    """Print what a conversion did."""
+    from rlcli.checkpoint.sums import size_text
+
+    rate = done.bytes / max(done.seconds, 1e-9)
     typer.echo(f"{done.source} -> {done.target}: {done.tensors} parameters, {size_text(done.bytes)} in {done.seconds:.1f} s ({size_text(int(rate))}/s)")
     for line in done.damaged:
         typer.echo(f"note: {line}", err=True)
     for line in done.left_out:
         typer.echo(f"left out: {line}")
-    typer.echo("not verified" if no_verify else f"verified: {done.verified} parameters equal bit for bit, in {done.verify_seconds:.1f} s")
+    typer.echo(f"verified: {done.verified} parameters equal bit for bit, in {done.verify_seconds:.1f} s" if verified else "not verified")
     if done.logits:
         typer.echo(f"logits: largest difference {done.logits[0]:.2e} at a spread of {done.logits[1]:.2f}")
-    typer.echo(f"written: {save}")
 
 
 def inspect(folder: Folder, model: Model = None, extend: Extend = None) -> None:
