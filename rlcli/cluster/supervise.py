@@ -18,9 +18,10 @@ from rlcli.errors import MsrlError, RunError, WorkerLost
 # A rank's death makes its neighbours fail too, a moment before or after: wait so long to see who really died.
 CULPRIT_WAIT_S = 2.0
 LAST_WORDS_LINES = 12
+ENGINE_ENDED = "lost vLLM's own process, which ended"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
     """One actor of a run. `name` is what a user reads: "train rank 0", "rollout engine 1"."""
 
@@ -60,7 +61,7 @@ def _describe(error: BaseException) -> str:
     if isinstance(error, RayTaskError):
         cause = error.cause if getattr(error, "cause", None) is not None else error
         if type(cause).__name__ == "EngineDeadError":  # vLLM's, whose text says no more
-            return "lost vLLM's own process, which ended"
+            return ENGINE_ENDED
         first = str(cause).strip().splitlines()[0] if str(cause).strip() else ""
         return f"failed: {type(cause).__name__}: {first[:300]}"
     return "died"
@@ -107,23 +108,36 @@ class Pulse:
 
     def __init__(self, silence_s: float) -> None:
         self.silence_s = silence_s
-        self._asked: dict[str, tuple[Any, float]] = {}
+        self._asked: dict[Worker, tuple[Any, float]] = {}
 
     def check(self, workers: Sequence[Worker], what: str) -> None:
-        """Raise where a worker has not answered for `silence_s`."""
+        """Raise where a worker has not answered for `silence_s`, or answers that the process it works with has ended.
+
+        The second is not left to the call that waits for that process: vLLM fails what is asked of a dead engine from then on, but never
+        answers a call that was on its way.
+        """
         now = time.monotonic()
         for worker in workers:
-            asked = self._asked.get(worker.name)
+            asked = self._asked.get(worker)
             if asked is not None:
                 done, _ = ray.wait([asked[0]], timeout=0)
                 if not done:
                     if now - asked[1] > self.silence_s:
                         raise fault(worker, what, f"gives no sign of life for {self.silence_s:.0f} s")
                     continue
-            self._asked[worker.name] = (worker.actor.ping.remote(), now)
+                if not _alive(asked[0]):
+                    raise fault(worker, what, ENGINE_ENDED)
+            self._asked[worker] = (worker.actor.ping.remote(), now)
 
     def forget(self) -> None:
         self._asked.clear()
+
+
+def _alive(answer: Any) -> bool:
+    try:
+        return bool(ray.get(answer))
+    except RayError:
+        return True  # the worker itself is gone: the call that is waited for says how
 
 
 def wait_next(pending: dict[Any, Worker], what: str, deadline: float, pulse: Pulse | None = None) -> Any:

@@ -112,9 +112,9 @@ class RolloutPool:
         if not pending:
             return
         deadline = time.monotonic() + ABORT_SECONDS
-        wait_all([(worker, worker.actor.abort.remote()) for worker in set_of(pending.values())], f"{self.what}, abort", ABORT_SECONDS)
+        wait_all([(worker, worker.actor.abort.remote()) for worker in set_of(pending.values())], f"{self.what}, abort", ABORT_SECONDS, self.cluster.pulse)
         while pending:
-            pending.pop(wait_next(pending, f"{self.what}, abort", deadline))
+            pending.pop(wait_next(pending, f"{self.what}, abort", deadline, self.cluster.pulse))
 
     def _waves(self, requests: list[Request], sampling: Sampling) -> Iterator[tuple[int, list[Sample]]]:
         shares = [requests[number :: len(self.workers)] for number in range(len(self.workers))]
