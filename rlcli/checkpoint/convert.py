@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 import time
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlcli.checkpoint.classic_write import ClassicTarget
-from rlcli.checkpoint.disk import THREADS, hash_file
+from rlcli.checkpoint.disk import THREADS, explained, hash_file
 from rlcli.checkpoint.dist_write import DistTarget
 from rlcli.checkpoint.formats import open_stored
 from rlcli.checkpoint.hf_folder import HfTarget
@@ -107,12 +106,8 @@ def _written(target: Target) -> Iterator[None]:
         yield
     except OSError as error:
         target.abandon()
-        reason = error.strerror or str(error)
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RunError(f"{target.folder}: the disk became full; nothing is left there") from error
-        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG):
-            raise UserError(f"{target.folder}: cannot be written ({reason.lower()}); choose another folder for --save") from error
-        raise RunError(f"{target.folder}: cannot be written ({reason}: {error.filename or 'no file named'}); nothing is left there") from error
+        problem = f"{target.folder}: cannot be written; nothing is left there"
+        raise explained(problem, target.folder, error, "or choose another folder for --save", "choose another folder for --save") from error
     except BaseException:
         target.abandon()
         raise

@@ -18,6 +18,8 @@ from rlcli.errors import MsrlError, RunError, UserError
 
 BLOCK = 4 << 20  # bytes read at once while hashing
 THREADS = min(8, os.cpu_count() or 1)
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG)
 
 
 def make_folder(path: Path) -> None:
@@ -72,9 +74,9 @@ def sync_folder(path: Path) -> None:
 
 def rename(old: Path, new: Path) -> None:
     """Give a folder its new name, in one step; there must be nothing of that name."""
+    if new.exists():
+        raise RunError(f"checkpoint: cannot rename {old} to {new.name}: exists already")
     with named("rename to " + new.name, old):
-        if new.exists():
-            raise FileExistsError(errno.EEXIST, "exists already")
         os.rename(old, new)
 
 
@@ -95,17 +97,23 @@ def named(what: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise explained(what, path, error) from error
+        raise explained(f"checkpoint: cannot {what} {path}", path, error) from error
 
 
-def explained(what: str, path: Path, error: OSError) -> MsrlError:
-    """The error that a user reads."""
+def explained(
+    problem: str,
+    path: Path,
+    error: OSError,
+    room: str = "or lower checkpoint.keep_last",
+    elsewhere: str = "choose a folder that can be written to (run.dir=...)",
+) -> MsrlError:
+    """The error that a user reads: `problem`, the system's reason, and what to do about a full disk or a folder that cannot be written."""
     reason = error.strerror or str(error)
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return RunError(f"checkpoint: cannot {what} {path}: the disk is full ({_free(path)}); free some space, or lower checkpoint.keep_last")
-    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        return UserError(f"checkpoint: cannot {what} {path}: {reason.lower()}; choose a folder that can be written to (run.dir=...)")
-    return RunError(f"checkpoint: cannot {what} {path}: {reason}")
+    if error.errno in FULL:
+        return RunError(f"{problem}: the disk is full ({_free(path)}); free some space, {room}")
+    if error.errno in NOT_WRITABLE:
+        return UserError(f"{problem}: {reason.lower()}; {elsewhere}")
+    return RunError(f"{problem}: {reason}")
 
 
 def _free(path: Path) -> str:

@@ -36,7 +36,7 @@ class FolderLock:
         try:
             file = self.path.open("a+", encoding="utf-8")
         except OSError as error:
-            raise disk.explained("make the lock file", self.path, error) from error
+            raise disk.explained(f"checkpoint: cannot make the lock file {self.path}", self.path, error) from error
         try:
             free = _flock(file)
             file.seek(0)

@@ -14,9 +14,8 @@ from rlcli.cluster.processes import ProcessId, tree_memory
 from rlcli.config.schema import DpoLossConfig, DpoRecipe
 from rlcli.config.steps import pair_steps, trained_pairs
 from rlcli.data.cursor import Cursor
-from rlcli.engines.base import UpdateResult
+from rlcli.engines.base import TrainEngine, UpdateResult
 from rlcli.engines.probe import tolerance
-from rlcli.engines.train_group import TrainGroup
 from rlcli.errors import RunError
 from rlcli.runs.folder import RunFolder
 from rlcli.trainers.loop import Loop
@@ -40,7 +39,7 @@ class DpoParts:
     """
 
     run: RunFolder
-    trainer: TrainGroup
+    trainer: TrainEngine
     saver: Saver
     stopper: Stopper
     pairs: Pairs

@@ -211,9 +211,9 @@ def test_sizes_for_experts_of_a_model_without(folders, tmp_path):
 
 
 @pytest.mark.parametrize(("number", "error", "words"), [
-    (30, UserError, r"cannot be written \(read-only file system\); choose another folder for --save"),
-    (13, UserError, r"cannot be written \(permission denied\)"),
-    (5, RunError, "cannot be written .Input/output error"),
+    (30, UserError, "cannot be written; nothing is left there: read-only file system; choose another folder for --save"),
+    (13, UserError, "cannot be written; nothing is left there: permission denied"),
+    (5, RunError, "cannot be written; nothing is left there: Input/output error"),
 ])
 def test_a_folder_that_cannot_be_written(number, error, words, folders, tmp_path, monkeypatch):
     import os
@@ -284,7 +284,7 @@ def test_an_error_on_the_way_leaves_nothing(folders, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(RegionWriter, "write_rows", full)
-    with pytest.raises(RunError, match="out: the disk became full; nothing is left there"):
+    with pytest.raises(RunError, match=r"out: cannot be written; nothing is left there: the disk is full \(.* free\); free some space, or choose another"):
         convert(Conversion(folders["llama"], tmp_path / "out", "mcore"))
     assert list(tmp_path.iterdir()) == []
 
