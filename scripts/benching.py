@@ -2,45 +2,69 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
-import psutil
-
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ("torch==2.13.0", "trl==1.16.0")
+LEAST_RISE = 0.01  # of the counters, for PSS to be read again
 TCMALLOC = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
 
 
 class Memory(threading.Thread):
-    """Watches a process and all that come from it, those included whose parents have ended; `peak` is the largest sum of their PSS in bytes."""
+    """Watches a process and all that come from it, those included whose parents have ended; `peak` is the largest sum of their PSS in bytes.
+
+    Reading PSS walks over all pages, and takes a core from what is measured: more of it the more processes a side has. So PSS is read only
+    when the kernel's own counters, which cost nothing, stand higher than they ever did.
+    """
 
     def __init__(self, pid: int, every_s: float = 0.5) -> None:
         super().__init__(daemon=True)
-        self.known = {pid: psutil.Process(pid)}
-        self.every_s, self.peak, self.done = every_s, 0, threading.Event()
+        self.known = {pid}
+        self.every_s, self.peak, self.highest, self.done = every_s, 0, 0, threading.Event()
 
     def run(self) -> None:
         while not self.done.wait(self.every_s):
-            self.peak = max(self.peak, self.now())
+            self.look()
 
-    def now(self) -> int:
-        total = 0
-        for process in list(self.known.values()):
-            try:
-                for child in process.children(recursive=True):
-                    self.known.setdefault(child.pid, child)
-            except psutil.Error:
-                continue
-        for pid, process in list(self.known.items()):
-            try:
-                total += process.memory_full_info().pss
-            except psutil.Error:
-                del self.known[pid]
-        return total
+    def look(self) -> None:
+        """Take note of new processes, and of the memory where there is more of it than before."""
+        parents = parents_of_all()
+        self.known &= parents.keys()
+        while new := {pid for pid, parent in parents.items() if parent in self.known} - self.known:
+            self.known |= new
+        counted = sum(private_bytes(pid) for pid in self.known)
+        if counted > self.highest * (1 + LEAST_RISE):
+            self.highest = counted
+            self.peak = max(self.peak, sum(proportional_bytes(pid) for pid in self.known))
+
+
+def parents_of_all() -> dict[int, int]:
+    """The parent of every process of the machine."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, IndexError):
+            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    return found
+
+
+def private_bytes(pid: int) -> int:
+    """Resident pages that are no file's, shared memory included, as the kernel counts them."""
+    with contextlib.suppress(OSError):
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(("RssAnon", "RssShmem")))
+        return sum(int(value.split()[0]) for value in lines.values()) * 1024
+    return 0
+
+
+def proportional_bytes(pid: int) -> int:
+    """PSS: shared pages are counted once over all that share them."""
+    with contextlib.suppress(OSError):
+        return sum(int(line.split()[1]) * 1024 for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
+    return 0
 
 
 def measure(command: list[str], env: dict[str, str], log: Path) -> tuple[list[str], float]:

@@ -102,7 +102,7 @@ class HeadLogprobs(torch.autograd.Function):
                 grad, factor_C = less_target(logits, local_N[at], lse_N[at], logprobs_N[at], share_N[at] if waiting else None, temperature)
                 factor_C = -scale_C * factor_C
             torch.mm(grad, weight, out=grad_hidden_NH[at])
-            total.add(grad.t() @ scaled(hidden_NH[at], factor_C))
+            total.add(grad, scaled(hidden_NH[at], factor_C))
             if factor_C is not None:
                 grad_hidden_NH[at] *= factor_C[:, None]
         if group is not None:
@@ -117,11 +117,11 @@ class WeightGrad:
         self.weight_VH, self.param, self.rows = weight_VH, param, rows
         self.sum_VH = torch.zeros_like(weight_VH, dtype=torch.float32) if param is None else None
 
-    def add(self, grad_VH: Tensor) -> None:
+    def add(self, grad_CV: Tensor, hidden_CH: Tensor) -> None:
         if self.sum_VH is None:
-            grads.add(self.param, grad_VH, self.rows)
+            grads.add_product(self.param, grad_CV, hidden_CH)
         else:
-            self.sum_VH[: self.rows].add_(grad_VH)
+            self.sum_VH[: self.rows].add_(grad_CV.t() @ hidden_CH)
 
     def result(self) -> Tensor | None:
         """What autograd is told: nothing where the gradient has already been added."""
@@ -187,9 +187,10 @@ def less_target(
         share_C = torch.ones_like(lse_C)
         for at in chunks(len(logits_CV), max(1, BLOCK_ELEMENTS // width)):
             logits_CV[at].copy_(shifted(logits_CV[at], lse_C[at], temperature).exp_())
-    mine_C, places = (local_C >= 0) & (local_C < width), local_C.clamp(0, width - 1)[:, None]
+    mine_C, places_C = (local_C >= 0) & (local_C < width), local_C.clamp(0, width - 1)
     target_C = (torch.expm1(logprobs_C) / share_C).to(logits_CV.dtype)  # made anew: p - 1 of what was rounded would be nothing where p is near 1
-    logits_CV.scatter_(1, places, torch.where(mine_C, target_C, logits_CV.gather(1, places)[:, 0])[:, None])
+    targets = torch.arange(len(places_C), device=places_C.device), places_C  # indexing writes in place, where scatter_ copies everything twice
+    logits_CV[targets] = torch.where(mine_C, target_C, logits_CV[targets])
     return logits_CV, share_C
 
 

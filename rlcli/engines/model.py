@@ -20,6 +20,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from rlcli.engines.attention import Plan, attend, plan
+from rlcli.engines.linear import ColumnLinear, RowLinear
 from rlcli.engines.ops import RMSNorm, Rotate, SwiGLU
 from rlcli.engines.packed import Packed
 from rlcli.models.layout import Layout
@@ -62,7 +63,7 @@ def keep(weight: Tensor) -> Tensor:
 
 
 def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """Megatron's plain layers of this stage with packed attention and our norm in place of its own."""
+    """Megatron's plain layers of this stage with packed attention, our norm and our backward pass of linears in place of its own."""
     block = get_gpt_decoder_block_spec(config, use_transformer_engine=False, normalization="RMSNorm")
     for layer in block.layer_specs:
         layer.module = PackedLayer
@@ -71,6 +72,9 @@ def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
         attention = parts.self_attention
         attention.module = PackedAttention
         attention.submodules.core_attention = ModuleSpec(module=CoreAttention)
+        attention.submodules.linear_qkv, attention.submodules.linear_proj = ColumnLinear, RowLinear
+        if parts.mlp.module is MLP:
+            parts.mlp.submodules.linear_fc1, parts.mlp.submodules.linear_fc2 = ColumnLinear, RowLinear
         if config.qk_layernorm:
             attention.submodules.q_layernorm = attention.submodules.k_layernorm = RMSNorm
     block.layer_norm = RMSNorm
