@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from rlcli.engines.lanes import side_by_side
 from rlcli.engines.packed import Segment
 
 Tensor = torch.Tensor
@@ -160,14 +161,20 @@ def attend(q_KTRD: Tensor, k_KTD: Tensor, v_KTD: Tensor, how: Plan, scale: float
     if how.gather is not None and how.scatter is not None:
         q_KTRD, k_KTD, v_KTD = (Reorder.apply(x, 1, how.gather, how.scatter, None) for x in (q_KTRD, k_KTD, v_KTD))
     sizes = [part.rows * part.length if isinstance(part, Batch) else part.segment.length for part in how.parts]
-    out = []
+    out: list[Tensor] = []
+    kept: list[tuple[int, Blocks, Tensor, Tensor, Tensor]] = []
     for part, q, k, v in zip(how.parts, *(x.split(sizes, 1) for x in (q_KTRD, k_KTD, v_KTD)), strict=True):
         if isinstance(part, Batch):
             out.append(attend_batch(q, k, v, part, scale))
         elif keeps_scores(q, part):
-            out.append(LongAttention.apply(q, k, v, part, scale))
+            kept.append((len(out), part, q, k, v))
+            out.append(q)  # until all that are taken so are known
         else:
             out.append(attend_long(q, k, v, part, scale))
+    if kept:
+        numbers, parts, *tensors = zip(*kept, strict=True)
+        for number, attended in zip(numbers, LongAttention.apply(parts, scale, *itertools.chain(*zip(*tensors, strict=True))), strict=True):
+            out[number] = attended
     joined = out[0] if len(out) == 1 else torch.cat(out)
     if how.gather is not None and how.scatter is not None:
         return Reorder.apply(joined, 0, how.scatter, how.gather, how.padding)
@@ -215,47 +222,64 @@ def behind_prompt(x: Tensor, prompt: int, begin: int, end: int) -> Tensor:
 
 
 class LongAttention(torch.autograd.Function):
-    """As `attend_long`, the scores of each block made by plain products and kept; the R query heads of a token are further queries of their key-value head.
+    """As `attend_long` of each of several segments, the scores of each block made by plain products and kept.
 
-    One operation for a whole segment: gradients are added up in place, keys' and values' in float32.
+    Inputs are the segments, the scale, then q, k and v of each. The R query heads of a token are further queries of their key-value head.
+    A segment's operations are small: segments are computed side by side, each alone, gradients added up in place, keys' and values' in float32.
     """
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, part: Blocks, scale: float) -> Tensor:
-        heads, tokens, ratio, size = q.shape
-        out = q.new_empty(tokens, heads, ratio, size)
-        weights = []
-        for begin, end, first in part.runs():
-            keys, values = (behind_prompt(x, first, begin, end) for x in (k, v))
-            for start, stop, seen in blocks_of(begin, end, first):
-                queries = q[:, start:stop].reshape(heads, -1, size)
-                scores = torch.bmm(queries, keys[:, :seen].transpose(1, 2))
-                by_token = scores.view(heads, stop - start, ratio, seen)
-                torch.add(part.causal(stop - start, seen)[:, None], by_token, alpha=scale, out=by_token)
-                weights.append(torch.softmax(scores, -1))
-                out[start:stop] = torch.bmm(weights[-1], values[:, :seen]).view(heads, -1, ratio, size).transpose(0, 1)
-        ctx.save_for_backward(q, k, v, *weights)
-        ctx.part, ctx.scale = part, scale
-        return out.flatten(1)
+    def forward(ctx: Any, parts: Sequence[Blocks], scale: float, *qkv: Tensor) -> tuple[Tensor, ...]:
+        done = side_by_side(lambda item: attended(item[0], item[1:], scale), list(zip(parts, qkv[::3], qkv[1::3], qkv[2::3], strict=True)))
+        ctx.save_for_backward(*qkv, *(weight for _, weights in done for weight in weights))
+        ctx.parts, ctx.scale, ctx.blocks = parts, scale, [len(weights) for _, weights in done]
+        return tuple(out for out, _ in done)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        q, k, v, *weights = ctx.saved_tensors
-        heads, tokens, ratio, size = q.shape
-        upstream = grads[0].view(tokens, heads, ratio, size).transpose(0, 1)
-        grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        grad_k, grad_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
-        left = iter(weights)
-        for begin, end, first in ctx.part.runs():
-            keys, values = (behind_prompt(x, first, begin, end) for x in (k, v))
-            for start, stop, seen in blocks_of(begin, end, first):
-                p, queries, above = next(left), *(x[:, start:stop].reshape(heads, -1, size) for x in (q, upstream))
-                add_behind_prompt(grad_v, torch.bmm(p.transpose(1, 2), above), first, begin)
-                grad = torch.bmm(above, values[:, :seen].transpose(1, 2))
-                grad = torch.ops.aten._softmax_backward_data(grad, p, -1, p.dtype)
-                torch.mul(torch.bmm(grad, keys[:, :seen]).view(heads, -1, ratio, size), ctx.scale, out=grad_q[:, start:stop])
-                add_behind_prompt(grad_k, torch.bmm(grad.transpose(1, 2), queries), first, begin)
-        return grad_q, grad_k.mul_(ctx.scale).to(k.dtype), grad_v.to(v.dtype), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        saved = iter(ctx.saved_tensors)
+        qkv = [tuple(itertools.islice(saved, 3)) for _ in ctx.parts]
+        weights = [tuple(itertools.islice(saved, count)) for count in ctx.blocks]
+        done = side_by_side(lambda item: attended_backward(item[0], item[1], item[2], item[3], ctx.scale), list(zip(ctx.parts, qkv, weights, grads, strict=True)))
+        return None, None, *itertools.chain(*done)
+
+
+def attended(part: Blocks, qkv: tuple[Tensor, ...], scale: float) -> tuple[Tensor, list[Tensor]]:
+    """Attention of one segment, [T, K * R * D], and the weights of its blocks."""
+    q, k, v = qkv
+    heads, tokens, ratio, size = q.shape
+    out = q.new_empty(tokens, heads, ratio, size)
+    weights = []
+    for begin, end, first in part.runs():
+        keys, values = (behind_prompt(x, first, begin, end) for x in (k, v))
+        for start, stop, seen in blocks_of(begin, end, first):
+            queries = q[:, start:stop].reshape(heads, -1, size)
+            scores = torch.bmm(queries, keys[:, :seen].transpose(1, 2))
+            by_token = scores.view(heads, stop - start, ratio, seen)
+            torch.add(part.causal(stop - start, seen)[:, None], by_token, alpha=scale, out=by_token)
+            weights.append(torch.softmax(scores, -1))
+            out[start:stop] = torch.bmm(weights[-1], values[:, :seen]).view(heads, -1, ratio, size).transpose(0, 1)
+    return out.flatten(1), weights
+
+
+def attended_backward(part: Blocks, qkv: tuple[Tensor, ...], weights: Sequence[Tensor], grad_out: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v of one segment."""
+    q, k, v = qkv
+    heads, tokens, ratio, size = q.shape
+    upstream = grad_out.view(tokens, heads, ratio, size).transpose(0, 1)
+    grad_q = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    grad_k, grad_v = (torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (k, v))
+    left = iter(weights)
+    for begin, end, first in part.runs():
+        keys, values = (behind_prompt(x, first, begin, end) for x in (k, v))
+        for start, stop, seen in blocks_of(begin, end, first):
+            p, queries, above = next(left), *(x[:, start:stop].reshape(heads, -1, size) for x in (q, upstream))
+            add_behind_prompt(grad_v, torch.bmm(p.transpose(1, 2), above), first, begin)
+            grad = torch.bmm(above, values[:, :seen].transpose(1, 2))
+            grad = torch.ops.aten._softmax_backward_data(grad, p, -1, p.dtype)
+            torch.mul(torch.bmm(grad, keys[:, :seen]).view(heads, -1, ratio, size), scale, out=grad_q[:, start:stop])
+            add_behind_prompt(grad_k, torch.bmm(grad.transpose(1, 2), queries), first, begin)
+    return grad_q, grad_k.mul_(scale).to(k.dtype), grad_v.to(v.dtype)
 
 
 def blocks_of(begin: int, end: int, first: int) -> Iterator[tuple[int, int, int]]:

@@ -11,7 +11,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 Tensor = torch.Tensor
 
-BLOCK_ELEMENTS = 1 << 17  # half a MiB in float32: a few such blocks fit into a core's second-level cache
+BLOCK_ELEMENTS = 1 << 18  # a MiB in float32: a few such blocks fit into the second-level caches of two cores
 
 
 class RMSNorm(torch.nn.Module):
