@@ -8,6 +8,7 @@ import math
 import mmap
 import os
 import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 SIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
 _BLOCK = 1 << 18  # bytes that are gathered, converted or compared at once: they stay in the processor's cache
+_FLUSH = 64 << 20  # bytes written until the disk is set to work
 _memcmp = ctypes.CDLL(None).memcmp  # runs without the interpreter's lock
 _PREFAULT = 22  # MADV_POPULATE_READ (Linux 5.14): one call instead of a fault for every few pages
 
@@ -66,11 +68,17 @@ def read_region(region: Region) -> torch.Tensor:
 
 
 class RegionWriter:
-    """Writes tensors to their places in files that exist already with their full size. Several threads may use one."""
+    """Writes tensors to their places in files that exist already with their full size. Several threads may use one.
+
+    One more sees what was written to the disk, so that the disk is at work while the next tensors are read and gathered.
+    """
 
     def __init__(self) -> None:
         self._handles: dict[Path, int] = {}
         self._lock = threading.Lock()
+        self._unseen = 0  # bytes written since the disk was last set to work
+        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._flushing: Future[None] | None = None
 
     def write(self, region: Region, tensor: torch.Tensor) -> None:
         """Put `tensor` into its place, converted to the region's dtype; RunError where the shapes differ."""
@@ -81,7 +89,7 @@ class RegionWriter:
         stored = tensor.detach().to("cpu", getattr(torch, region.dtype))
         stored = (stored.t() if region.transposed else stored).contiguous()
         if stored.numel():
-            pwrite(self._handle(region.file), stored.reshape(-1).view(torch.uint8).numpy().data, region.start)
+            self._put(region.file, stored, region.start)
 
     def write_rows(self, region: Region, row: int, tensor: torch.Tensor) -> None:
         """Put rows into their place from row `row` of the region on, straight from where they lie in memory if dtype and layout allow."""
@@ -94,7 +102,7 @@ class RegionWriter:
         for at in range(0, tensor.shape[0], step):  # what must be gathered or converted is so in blocks: no large memory is touched afresh
             block = tensor[at : at + step].detach().to("cpu", getattr(torch, region.dtype)).contiguous()
             if block.numel():
-                pwrite(self._handle(region.file), block.reshape(-1).view(torch.uint8).numpy().data, region.start + (row + at) * width)
+                self._put(region.file, block, region.start + (row + at) * width)
 
     def write_columns(self, region: Region, pieces: list[torch.Tensor]) -> None:
         """Put matrices that stand side by side into the place of the whole, a few rows at a time."""
@@ -103,6 +111,26 @@ class RegionWriter:
         step = max(_BLOCK // max(region.shape[1] * SIZES[region.dtype], 1), 1)
         for at in range(0, region.shape[0], step):
             self.write_rows(region, at, torch.cat([piece[at : at + step] for piece in pieces], dim=1))
+
+    def _put(self, path: Path, tensor: torch.Tensor, offset: int) -> None:
+        import torch
+
+        data = tensor.reshape(-1).view(torch.uint8).numpy().data
+        pwrite(self._handle(path), data, offset)
+        with self._lock:
+            self._unseen += len(data)
+            if self._unseen < _FLUSH or not (self._flushing is None or self._flushing.done()):
+                return
+            self._unseen = 0
+            before, self._flushing = self._flushing, self._flusher.submit(self._flush)
+        if before is not None:
+            before.result()  # raises what went wrong
+
+    def _flush(self) -> None:
+        with self._lock:
+            handles = list(self._handles.values())
+        for handle in handles:
+            os.fdatasync(handle)
 
     def _handle(self, path: Path) -> int:
         with self._lock:
@@ -113,6 +141,9 @@ class RegionWriter:
     def close(self, sync: bool = True) -> None:
         """Close all files, their content on the disk if `sync`."""
         try:
+            self._flusher.shutdown(cancel_futures=not sync)
+            if sync and self._flushing is not None:
+                self._flushing.result()
             for handle in self._handles.values():
                 if sync:
                     os.fsync(handle)
