@@ -173,8 +173,9 @@ def attend(q_KTRD: Tensor, k_KTD: Tensor, v_KTD: Tensor, how: Plan, scale: float
             out.append(attend_long(q, k, v, part, scale))
     if kept:
         numbers, parts, *tensors = zip(*kept, strict=True)
-        for number, attended in zip(numbers, LongAttention.apply(parts, scale, *itertools.chain(*zip(*tensors, strict=True))), strict=True):
-            out[number] = attended
+        done = LongAttention.apply(parts, scale, *itertools.chain(*zip(*tensors, strict=True)))
+        for number, result in zip(numbers, done, strict=True):
+            out[number] = result
     joined = out[0] if len(out) == 1 else torch.cat(out)
     if how.gather is not None and how.scatter is not None:
         return Reorder.apply(joined, 0, how.scatter, how.gather, how.padding)
