@@ -9,6 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
+from rlcli.cluster.processes import proportional_bytes
+
 ROOT = Path(__file__).resolve().parent.parent
 PEER = ("torch==2.13.0", "trl==1.16.0")
 LEAST_RISE = 0.01  # of the counters, for PSS to be read again
@@ -19,7 +21,7 @@ class Memory(threading.Thread):
     """Watches a process and all that come from it, those included whose parents have ended; `peak` is the largest sum of their PSS in bytes.
 
     Reading PSS walks over all pages, and takes a core from what is measured: more of it the more processes a side has. So PSS is read only
-    when the kernel's own counters, which cost nothing, stand higher than they ever did.
+    when the kernel's own counters, which cost nothing, stand higher than ever by LEAST_RISE: the peak is that near to the true one.
     """
 
     def __init__(self, pid: int, every_s: float = 0.5) -> None:
@@ -57,13 +59,6 @@ def private_bytes(pid: int) -> int:
     with contextlib.suppress(OSError):
         lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith(("RssAnon", "RssShmem")))
         return sum(int(value.split()[0]) for value in lines.values()) * 1024
-    return 0
-
-
-def proportional_bytes(pid: int) -> int:
-    """PSS: shared pages are counted once over all that share them."""
-    with contextlib.suppress(OSError):
-        return sum(int(line.split()[1]) * 1024 for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines() if line.startswith("Pss:"))
     return 0
 
 

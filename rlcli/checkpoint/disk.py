@@ -113,7 +113,8 @@ def explained(
         return RunError(f"{problem}: the disk is full ({_free(path)}); free some space, {room}")
     if error.errno in NOT_WRITABLE:
         return UserError(f"{problem}: {reason.lower()}; {elsewhere}")
-    return RunError(f"{problem}: {reason}")
+    where = f" ({error.filename})" if error.filename and str(error.filename) not in problem else ""
+    return RunError(f"{problem}: {reason}{where}")
 
 
 def _free(path: Path) -> str:

@@ -97,11 +97,11 @@ def die_with_parent() -> None:
 
 def tree_memory(process: ProcessId) -> int:
     """Proportional memory (PSS) of a process and its descendants in bytes: shared pages are counted once."""
-    total = 0
-    for member in process.tree():
-        try:
-            with open(f"/proc/{member.pid}/smaps_rollup", encoding="ascii") as lines:
-                total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-        except (OSError, ValueError):
-            continue
-    return total
+    return sum(proportional_bytes(member.pid) for member in process.tree())
+
+
+def proportional_bytes(pid: int) -> int:
+    """PSS of one process; 0 where it has ended or may not be looked at."""
+    with contextlib.suppress(OSError, ValueError), open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as lines:
+        return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return 0

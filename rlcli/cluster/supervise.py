@@ -150,7 +150,7 @@ def wait_next(pending: dict[Any, Worker], what: str, deadline: float, pulse: Pul
         if done:
             return done[0]
         if pulse is not None:
-            pulse.check(list({worker.name: worker for worker in pending.values()}.values()), what)
+            pulse.check(list(dict.fromkeys(pending.values())), what)
         if time.monotonic() > deadline:
             names = sorted({worker.name for worker in pending.values()})
             worker = next(worker for worker in pending.values() if worker.name == names[0])

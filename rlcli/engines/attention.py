@@ -172,9 +172,8 @@ def attend(q_KTRD: Tensor, k_KTD: Tensor, v_KTD: Tensor, how: Plan, scale: float
         else:
             out.append(attend_long(q, k, v, part, scale))
     if kept:
-        numbers, parts, *tensors = zip(*kept, strict=True)
-        done = LongAttention.apply(parts, scale, *itertools.chain(*zip(*tensors, strict=True)))
-        for number, result in zip(numbers, done, strict=True):
+        done = LongAttention.apply([part for _, part, *_ in kept], scale, *(tensor for _, _, *qkv in kept for tensor in qkv))
+        for (number, *_), result in zip(kept, done, strict=True):
             out[number] = result
     joined = out[0] if len(out) == 1 else torch.cat(out)
     if how.gather is not None and how.scatter is not None:

@@ -112,7 +112,7 @@ class RolloutPool:
         if not pending:
             return
         deadline = time.monotonic() + ABORT_SECONDS
-        wait_all([(worker, worker.actor.abort.remote()) for worker in set_of(pending.values())], f"{self.what}, abort", ABORT_SECONDS, self.cluster.pulse)
+        wait_all([(worker, worker.actor.abort.remote()) for worker in dict.fromkeys(pending.values())], f"{self.what}, abort", ABORT_SECONDS, self.cluster.pulse)
         while pending:
             pending.pop(wait_next(pending, f"{self.what}, abort", deadline, self.cluster.pulse))
 
@@ -156,8 +156,3 @@ class RolloutPool:
 def most_prompts(setup: RolloutSetup, samples: int) -> int:
     """Prompts that one engine is given at once: two batches' worth, so that it never runs dry."""
     return 2 * setup.max_running_samples // samples + 2
-
-
-def set_of(workers: Iterable[Worker]) -> list[Worker]:
-    """Each worker once, by name."""
-    return list({worker.name: worker for worker in workers}.values())
