@@ -4,7 +4,8 @@
 
 The model is that folder with its layers repeated so that gigabytes are moved, to each format and back. The last line is `ratio N.NN`: the least of
 all conversions' speeds / copying, bytes a second, medians. Apart stand verification (every tensor read again from both sides and compared, checksums
-of all that was written) and the start of Python and torch. Peak memory is that of the conversion's own process.
+of all that was written) and the start of Python and torch. Both sides run in the same process, first one, then the other, by turns, each some seconds
+after memory was freed last. Memory is what conversion and verification add to that process at their peak.
 """
 
 from __future__ import annotations
@@ -19,23 +20,11 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-CONVERT = """
-import sys
-from pathlib import Path
-from rlcli.checkpoint.convert import Conversion, convert
-from rlcli.models.layout import Layout
-import torch, torch.distributed.checkpoint.filesystem
-load, save, to, tp, pp, verify, threads = sys.argv[1:]
-layout = Layout(tensor=int(tp), pipeline=int(pp))
-Path("/proc/self/clear_refs").write_text("5")  # the peak starts from here
-peak = lambda: [int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")][0]
-before = peak()
-done = convert(Conversion(Path(load), Path(save), to, layout=layout, verify=verify == "1", threads=int(threads)))
-after = peak()
-print(done.seconds, done.verify_seconds, done.bytes, before * 1024, after * 1024)
-"""
+ONE = "--one-round"  # how this script starts itself
+SETTLE = 5.0  # seconds after memory was freed until either side starts: a virtual machine may hand it back to its host, which makes it slow to touch
 
 
 def enlarge(model: Path, out: Path, copies: int) -> int:
@@ -75,45 +64,69 @@ def copy(source: Path, target: Path) -> float:
     return time.perf_counter() - began
 
 
-def convert(source: Path, target: Path, to: str, layout: tuple[int, int], verify: bool, threads: int) -> list[float]:
-    """[seconds, verify seconds, bytes, memory before, peak memory] in a process of its own."""
-    words = [str(source), str(target), to, *map(str, layout), "1" if verify else "0", str(threads)]
-    run = subprocess.run([sys.executable, "-c", CONVERT, *words], capture_output=True, text=True, check=True, cwd=ROOT)
-    return [float(x) for x in run.stdout.split()]
+def one_round(words: list[str]) -> None:
+    """Of a process of its own: copy and convert, each to a disk and a memory that have settled; prints what `Round` holds."""
+    sys.path.insert(0, str(ROOT))
+    import torch.distributed.checkpoint.filesystem  # noqa: F401  neither side's time
+
+    from rlcli.checkpoint.convert import Conversion
+    from rlcli.checkpoint.convert import convert as run
+    from rlcli.models.layout import Layout
+
+    copied, load, save, to, tp, pp, threads, copy_first = words
+    aside = Path(save).with_name("copy")
+
+    def copying() -> float:
+        time.sleep(SETTLE)
+        seconds = copy(Path(copied), aside)
+        shutil.rmtree(aside)
+        return seconds
+
+    seconds = copying() if copy_first == "1" else 0.0
+    time.sleep(SETTLE)
+    before = _peak(reset=True)
+    done = run(Conversion(Path(load), Path(save), to, layout=Layout(tensor=int(tp), pipeline=int(pp)), threads=int(threads)))
+    memory = _peak() - before
+    print(json.dumps([seconds or copying(), done.seconds, done.verify_seconds, done.bytes, memory]))
 
 
-class Timings:
-    """Of one conversion: seconds to copy, convert and verify, round by round."""
+def _peak(reset: bool = False) -> int:
+    """Highest resident memory of this process in bytes, from now on where `reset`."""
+    if reset:
+        Path("/proc/self/clear_refs").write_text("5")
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) * 1024
 
-    def __init__(self) -> None:
-        self.copies: list[float] = []
-        self.converts: list[float] = []
-        self.verifies: list[float] = []
-        self.memory = 0.0
 
-    def rates(self, size: float) -> list[float]:
-        """GB/s of the medians."""
-        return [size / statistics.median(x) / 1e9 for x in (self.copies, self.converts, self.verifies)]
+class Round(NamedTuple):
+    """Seconds, bytes of the model, and bytes of memory that converting and verifying added at their peak."""
+
+    copy: float
+    convert: float
+    verify: float
+    bytes: int
+    memory: int
 
 
 def measure(source: Path, work: Path, to: str, layout: tuple[int, int], options: argparse.Namespace) -> tuple[float, Path]:
     """Print a row of the table; (converting / copying, the folder that was made)."""
-    out, times, moved = work / f"{source.name}-{to}", Timings(), 0.0
-    for _ in range(options.rounds):
+    out, rounds = work / f"{source.name}-{to}", list[Round]()
+    for number in range(options.rounds):
         shutil.rmtree(out, ignore_errors=True)
-        times.copies.append(copy(options.copied, work / "copy"))
-        shutil.rmtree(work / "copy")
-        seconds, checked, moved, before, peak = convert(source, out, to, layout, True, options.threads)
-        times.converts.append(seconds)
-        times.verifies.append(checked)
-        times.memory = max(times.memory, peak - before)
-    rate = times.rates(moved)
+        words = [options.copied, source, out, to, *layout, options.threads, 1 - number % 2]
+        run = subprocess.run([sys.executable, __file__, ONE, *map(str, words)], stdout=subprocess.PIPE, text=True, check=True)
+        rounds.append(Round(*json.loads(run.stdout)))
+    seconds = [statistics.median(column) for column in list(zip(*rounds, strict=True))[:3]]
+    rate = [rounds[0].bytes / x / 1e9 for x in seconds]
     label = f"{source.name.rpartition('-')[2]} -> {to}" + ("" if to == "hf" else f" tp={layout[0]} pp={layout[1]}")
-    print(f"{label:28s}{rate[0]:10.2f}{rate[1]:14.2f}{rate[1] / rate[0]:8.2f}{rate[2]:13.2f}{times.memory / 2**20:14.0f}", flush=True)
+    memory = max(r.memory for r in rounds) / 2**20
+    print(f"{label:28s}{rate[0]:10.2f}{rate[1]:14.2f}{rate[1] / rate[0]:8.2f}{rate[2]:13.2f}{memory:14.0f}", flush=True)
     return rate[1] / rate[0], out
 
 
 def main() -> None:
+    if sys.argv[1:2] == [ONE]:
+        one_round(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--copies", type=int, default=6)

@@ -17,6 +17,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlcli.checkpoint.frames import Frame
 from rlcli.checkpoint.regions import Region, read_region
 from rlcli.checkpoint.stored import Stored
 from rlcli.checkpoint.target import assets
@@ -158,6 +159,7 @@ class DistStored(Stored):
     entries: dict[str, Entry] | None = None
     inner: Path | None = None
     found: dict[str, dict[tuple[int, ...], list[Chunk]]] = field(default_factory=dict)
+    frames: dict[tuple[tuple[int, ...], str, int], Frame] = field(default_factory=dict)
 
     def key(self, rule: Rule) -> Key | None:
         """Where `rule` lies."""
@@ -208,9 +210,13 @@ class DistStored(Stored):
     def region(self, chunk: Chunk, entry: Entry) -> Region:
         """Where a chunk's bytes are."""
         assert self.inner is not None
-        region = load_plain(self.inner / chunk.file, chunk.start, chunk.length)
-        if not isinstance(region, Region) or region.meant != chunk.sizes or region.dtype != entry.dtype:
-            raise UserError(f"{self.inner / chunk.file}: the record at {chunk.start} is not the tensor that {METADATA} describes")
+        path, kind = self.inner / chunk.file, (chunk.sizes, entry.dtype, chunk.length)
+        region = self.frames[kind].find(path, chunk.start) if kind in self.frames else None
+        if region is None:
+            region = load_plain(path, chunk.start, chunk.length)
+            if not isinstance(region, Region) or region.meant != chunk.sizes or region.dtype != entry.dtype:
+                raise UserError(f"{path}: the record at {chunk.start} is not the tensor that {METADATA} describes")
+            self.frames[kind] = Frame.around(region, chunk.start, chunk.length)
         return region
 
     def parts(self, rule: Rule) -> list[torch.Tensor]:

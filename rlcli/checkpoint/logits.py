@@ -18,6 +18,7 @@ from rlcli.errors import RunError
 from rlcli.models.load import pair
 from rlcli.models.megatron import gpt_arguments, transformer_config
 from rlcli.models.rules import join
+from rlcli.platforms import precision
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +47,7 @@ def logits(stored: Stored) -> torch.Tensor:
     """Logits [SEQUENCES, TOKENS, vocabulary] of a stored model."""
     import torch
 
+    precision.settle()
     ids = torch.randint(0, stored.spec.vocab, (SEQUENCES, TOKENS), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         return _transformers(stored, ids) if stored.format == "hf" else _megatron(stored, ids)

@@ -13,6 +13,7 @@ from typing import Any
 from rlcli.cluster.processes import ProcessId, ignore_stop_signals
 from rlcli.engines.base import WeightHandle
 from rlcli.engines.weights import read_files
+from rlcli.platforms import precision
 
 OWNER = "MSRL_ROLLOUT_OWNER"  # "pid start-time" of the actor that these processes belong to
 
@@ -72,5 +73,6 @@ def _watch(owner: ProcessId, parent: int) -> None:
 
 if OWNER in os.environ:
     ignore_stop_signals()  # vLLM would end by them
+    precision.settle()  # vLLM imports this before it makes the model, whose rotary table is computed but once
     _pid, _started = os.environ[OWNER].split()
     end_with_owner(ProcessId(int(_pid), float(_started)))

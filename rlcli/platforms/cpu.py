@@ -73,8 +73,9 @@ class CpuPlatform:
         }
 
     def before_megatron(self) -> None:
-        from rlcli.platforms import megatron_cpu
+        from rlcli.platforms import megatron_cpu, precision
 
+        precision.settle()
         megatron_cpu.install()
 
     def after_megatron(self, adam: type[Any]) -> None:
