@@ -1,6 +1,6 @@
 """Speed of `msrl ckpt convert` against plain copying of the same bytes, both to the disk (fsync), in turns in one run.
 
-    python scripts/bench_convert.py --model SmolLM2 [--copies 6] [--formats mcore torch_dist classic] [--rounds 3]
+    python scripts/bench_convert.py --model SmolLM2 [--copies 6] [--formats mcore torch_dist classic] [--rounds 4]
 
 The model is that folder with its layers repeated so that gigabytes are moved, to each format and back. The last line is `ratio N.NN`: the least of
 all conversions' speeds / copying, bytes a second, medians. Apart stand verification (every tensor read again from both sides and compared, checksums
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--formats", nargs="+", default=["mcore", "torch_dist", "classic"])
     parser.add_argument("--tp", type=int, default=3)
     parser.add_argument("--pp", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=4, help="even, so that each side is first as often")
     parser.add_argument("--threads", type=int, default=min(4, os.cpu_count() or 1))
     parser.add_argument("--work", type=Path, default=None, help="folder on the disk to measure; default: the system's temporary folder")
     options = parser.parse_args()

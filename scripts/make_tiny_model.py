@@ -11,7 +11,15 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-KINDS = ("llama", "qwen2", "qwen3", "mistral", "qwen3_moe")
+CONFIGS = {
+    "llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "mistral": "MistralConfig", "qwen3_moe": "Qwen3MoeConfig",
+    "deepseek_v2": "DeepseekV2Config", "deepseek_v3": "DeepseekV3Config",
+}
+KINDS = tuple(CONFIGS)
+MLA = {  # the ranks and rotary size are those of the real models: vLLM's kernels take no others
+    "num_key_value_heads": 4, "kv_lora_rank": 512, "q_lora_rank": 96, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+    "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "n_shared_experts": 1, "first_k_dense_replace": 1,
+}
 VOCABULARY = 320  # 256 bytes, 3 special tokens, and room: divisible by 64
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHAT_TEMPLATE = (
@@ -38,10 +46,10 @@ def make_tokenizer(folder: Path) -> Path:
 
 
 def make_config(kind: str, tie: bool, layers: int) -> Any:
-    """The transformers configuration of a tiny model: hidden size 128, 4 heads of 32 over 2 key-value heads."""
+    """The transformers configuration of a tiny model: hidden size 128, 4 heads of 32 over 2 key-value heads (DeepSeek: 4 heads of MLA)."""
     import transformers
 
-    shape = {
+    shape: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 128,
         "intermediate_size": 256,
@@ -55,14 +63,17 @@ def make_config(kind: str, tie: bool, layers: int) -> Any:
         "eos_token_id": 258,
         "pad_token_id": 256,
     }
-    classes = {"llama": "LlamaConfig", "qwen2": "Qwen2Config", "qwen3": "Qwen3Config", "mistral": "MistralConfig", "qwen3_moe": "Qwen3MoeConfig"}
+    if kind.startswith("deepseek"):
+        shape.pop("head_dim")
+        groups = {"topk_method": "greedy", "n_group": 1, "q_lora_rank": None} if kind == "deepseek_v2" else {"topk_method": "noaux_tc", "n_group": 2}
+        shape |= MLA | groups | {"topk_group": 1}
     if kind == "qwen2":
         shape.pop("head_dim")  # derived from hidden size and heads
     if kind == "mistral":
         shape["sliding_window"] = None
     if kind == "qwen3_moe":
         shape |= {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
-    return getattr(transformers, classes[kind])(**shape)
+    return getattr(transformers, CONFIGS[kind])(**shape)
 
 
 def make_model(folder: Path, kind: str = "llama", tie: bool = False, layers: int = 2, seed: int = 1, dtype: str = "float32") -> Path:

@@ -152,14 +152,32 @@ def _entry(folder: Path, name: str, tensor: Mapping[str, Any], places: Mapping[A
     return Entry(tuple(tensor["size"]), dtype.name, chunks)
 
 
+class Records:
+    """The records of the distributed checkpoint in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._frames: dict[tuple[tuple[int, ...], str, int], Frame] = {}
+
+    def region(self, chunk: Chunk, entry: Entry) -> Region:
+        """Where a chunk's bytes are; UserError where its record is not what the description says."""
+        path, kind = self.folder / chunk.file, (chunk.sizes, entry.dtype, chunk.length)
+        region = self._frames[kind].find(path, chunk.start) if kind in self._frames else None
+        if region is None:
+            region = load_plain(path, chunk.start, chunk.length)
+            if not isinstance(region, Region) or region.meant != chunk.sizes or region.dtype != entry.dtype:
+                raise UserError(f"{path}: the record at {chunk.start} is not the tensor that {METADATA} describes")
+            self._frames[kind] = Frame.around(region, chunk.start, chunk.length)
+        return region
+
+
 @dataclass
 class DistStored(Stored):
     """A distributed checkpoint as a source."""
 
     entries: dict[str, Entry] | None = None
-    inner: Path | None = None
+    records: Records | None = None
     found: dict[str, dict[tuple[int, ...], list[Chunk]]] = field(default_factory=dict)
-    frames: dict[tuple[tuple[int, ...], str, int], Frame] = field(default_factory=dict)
 
     def key(self, rule: Rule) -> Key | None:
         """Where `rule` lies."""
@@ -205,25 +223,17 @@ class DistStored(Stored):
         return tensor
 
     def _read(self, chunk: Chunk, entry: Entry) -> torch.Tensor:
-        return read_region(self.region(chunk, entry))
-
-    def region(self, chunk: Chunk, entry: Entry) -> Region:
-        """Where a chunk's bytes are."""
-        assert self.inner is not None
-        path, kind = self.inner / chunk.file, (chunk.sizes, entry.dtype, chunk.length)
-        region = self.frames[kind].find(path, chunk.start) if kind in self.frames else None
-        if region is None:
-            region = load_plain(path, chunk.start, chunk.length)
-            if not isinstance(region, Region) or region.meant != chunk.sizes or region.dtype != entry.dtype:
-                raise UserError(f"{path}: the record at {chunk.start} is not the tensor that {METADATA} describes")
-            self.frames[kind] = Frame.around(region, chunk.start, chunk.length)
-        return region
+        assert self.records is not None
+        return read_region(self.records.region(chunk, entry))
 
     def parts(self, rule: Rule) -> list[torch.Tensor]:
         return [self.whole(rule)]
 
     def regions(self) -> list[Region]:
-        return [self.region(c, e) for rule in self.spec.rules if (k := self.key(rule)) for e in [(self.entries or {})[k.name]] for c in self._chunks(k)]
+        assert self.records is not None
+        assert self.entries is not None
+        keys = [(rule, key) for rule in self.spec.rules if (key := self.key(rule))]
+        return [self.records.region(chunk, self.entries[key.name]) for _, key in keys for chunk in self._chunks(key)]
 
     def dtype(self, rule: Rule) -> str:
         key = self.key(rule)
@@ -279,6 +289,6 @@ def open_dist(folder: Path, model: Path | None) -> DistStored:
     assert inner is not None
     spec = read_config(*assets(folder if model or (folder / "hf").is_dir() else inner, model))
     number = re.match(r"^iter_(\d+)$", inner.name)
-    stored = DistStored("torch_dist", folder, spec, Layout(), step=int(number.group(1)) if number else None, entries=read_metadata(inner), inner=inner)
+    stored = DistStored("torch_dist", folder, spec, Layout(), step=int(number.group(1)) if number else None, entries=read_metadata(inner), records=Records(inner))
     stored.check()
     return stored

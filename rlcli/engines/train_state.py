@@ -1,7 +1,8 @@
 """Saving and loading of model and optimizer in Megatron's torch_dist format: every rank writes its share, any layout reads it.
 
-Megatron says where each tensor belongs and reads the files; they are written here. Its own writer copies the optimizer's state two
-to three times and forks; here every data parallel rank writes the part that it owns, from where it lies.
+Megatron says where each tensor belongs; the files are written and read here. Its own writer copies the optimizer's state two to three
+times and forks, its loader has every data parallel rank hold the whole of it; here each rank writes and reads the part that it owns, from and to
+where it lies.
 
 Import this only where the platform has prepared the process for Megatron (`Platform.before_megatron`).
 """
@@ -21,8 +22,10 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject, ShardedTensor, ShardedTensorFactory, is_main_replica
 from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.dist_checkpointing.utils import extract_sharded_tensors_and_factories
 
 from rlcli.checkpoint.dist_records import describe
+from rlcli.checkpoint.shard_reader import ShardReader
 from rlcli.checkpoint.shard_writer import Piece, ShardWriter, runs
 
 if TYPE_CHECKING:
@@ -89,14 +92,21 @@ class Store:
     def load(self, model: Any, trainer: Trainer, folder: Path, optimizer: bool) -> None:
         """Set weights, and optimizer state if asked, to what lies in `folder`."""
         self.finished(wait=True)
+        state = sharded_state(model, trainer, loading=True, optimizer=optimizer)
+        weights, rest = extract_sharded_tensors_and_factories(state)
+        rest = dist_checkpointing.load(rest, str(folder))  # what is no tensor
+        reader = ShardReader(folder)
         with torch.no_grad():
-            state = dist_checkpointing.load(sharded_state(model, trainer, loading=True, optimizer=optimizer), str(folder))
-            model.load_state_dict(state["model"])
-            if optimizer:
-                trainer.optimizer.load_state_dict(state["optimizer"])
-                trainer.reset_decay()
-            else:
+            for place in nested_values(weights):
+                fill(reader, place)
+            if not optimizer:
                 trainer.optimizer.reload_model_params()
+                return
+            load_groups(trainer, rest["optimizer"])
+            for part in trainer.optimizer.chained_optimizers:
+                for shard in owned_state(part, state["model"]):
+                    fill(reader, shard)
+            trainer.reset_decay()
 
     def close(self) -> None:
         """Wait for what is being written."""
@@ -114,16 +124,32 @@ def begin_moments(trainer: Trainer) -> None:
                     part.optimizer.state[param].update(exp_avg=torch.zeros_like(param), exp_avg_sq=torch.zeros_like(param))
 
 
+def load_groups(trainer: Trainer, state: Any) -> None:
+    """Set what the optimizer holds beside tensors, step counts and parameter groups, and make room for its tensors."""
+    for part in [state] if len(trainer.optimizer.chained_optimizers) == 1 else state.values():
+        part.pop("param_state", None)  # empty, see `sharded_state`
+    trainer.optimizer.load_state_dict(state)
+
+
+def fill(reader: ShardReader, place: ShardedTensor | ShardedTensorFactory) -> None:
+    """Read what Megatron's shard, or the shards that a factory makes of a parameter, name: into their own memory."""
+    for shard in [place] if isinstance(place, ShardedTensor) else nested_values(place.build()):
+        reader.fill(piece_of(shard), padded=shard.allow_shape_mismatch)
+
+
 def sharded_state(model: Any, trainer: Trainer, loading: bool, optimizer: bool) -> dict[str, Any]:
     """This rank's shards of model and optimizer, with their places in the whole."""
     state = {"model": model.sharded_state_dict()}
     if optimizer:
         for part in trainer.optimizer.chained_optimizers:
-            part.__dict__.pop("sharded_param_state_fully_reshardable", None)
-            if not loading:
-                part.sharded_param_state_fully_reshardable = partial(owned_state, part)
+            part.sharded_param_state_fully_reshardable = no_state if loading else partial(owned_state, part)
         state["optimizer"] = trainer.optimizer.sharded_state_dict(state["model"], is_loading=loading, metadata=LAYOUT)
     return state
+
+
+def no_state(*unused: Any, **also_unused: Any) -> list[ShardedTensor]:
+    """Stands in for Megatron's list of whole tensors to be loaded: `Store.load` reads what the rank owns, once there is room for it."""
+    return []
 
 
 def owned_state(part: Any, model_state: dict[str, Any], *unused: Any, **also_unused: Any) -> list[ShardedTensor]:

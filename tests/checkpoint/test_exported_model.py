@@ -13,11 +13,12 @@ import pytest
 from rlcli.checkpoint.convert import Conversion, convert
 from rlcli.models.layout import Layout
 
+ROOT = Path(__file__).resolve().parents[2]
 PROMPTS = [list(range(10, 40)), list(range(97, 123))]
 
 
 def tokens(who: str, folder: Path) -> list[list[int]]:
-    words = [sys.executable, str(Path(__file__).parent / "generate_with.py"), who, str(folder), "float32", "16", json.dumps(PROMPTS)]
+    words = [sys.executable, str(ROOT / "scripts" / "generate_with.py"), who, str(folder), "float32", "16", json.dumps(PROMPTS)]
     run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
     assert run.returncode == 0, run.stderr[-3000:]
     found: list[list[int]] = json.loads(run.stdout.splitlines()[-1])
