@@ -99,11 +99,15 @@ def measure(model: str, folder: Path, repeats: int) -> float:
             pause, end, _ = saved(rank, store, 2 * turn + 2, update)
             still.append(pause)
             whole.append(end)
+    started = time.perf_counter()
+    rank.load(folder / "checkpoints" / f"step-{2 * repeats:08d}" / "model")
+    loading = time.perf_counter() - started
     rank.close()
     gigabytes = size / 1e9
     print(f"{'':34s}{'seconds':>9s}{'GB/s':>8s}   ({gigabytes:.2f} GB, best of {repeats})")
     for name, seconds in (("plain sequential write", plain), ("synchronous save, to the disk", synchronous), ("asynchronous, beside an update", whole)):
         print(f"{name:34s}{min(seconds):9.2f}{gigabytes / min(seconds):8.2f}")
+    print(f"{'loading it, read a moment ago':34s}{loading:9.2f}{gigabytes / loading:8.2f}")
     share = min(still) / min(synchronous)
     print(f"{'training stands still, asynchronous':34s}{min(still):8.2f}   {share:.1%} of the synchronous save (aim: under 10 %)")
     return min(plain) / min(synchronous)

@@ -216,9 +216,11 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
         return size_of(rule, source)
 
     total = sum(source.dtypes().values())
-    each(rules, compare, "verify", job.threads, lambda stage, now, _: progress(stage, now, total))
-    check_copies(written)
-    target.seal()
+    with ThreadPoolExecutor(1) as beside:
+        sealed = beside.submit(target.seal)  # takes checksums of what is compared meanwhile: together they read it once
+        each(rules, compare, "verify", job.threads, lambda stage, now, _: progress(stage, now, total))
+        check_copies(written)
+        sealed.result()
     return len(rules)
 
 

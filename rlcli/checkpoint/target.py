@@ -133,7 +133,7 @@ class Target(ABC):
         self.close()
 
     def seal(self) -> None:
-        """Note checksums of what was just verified."""
+        """Note checksums of what is verified."""
         write_sums(self.partial, WEIGHTS)
 
     def publish(self) -> None:
