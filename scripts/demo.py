@@ -38,7 +38,7 @@ def main() -> int:
     print(f"\nThe demo took {(time.monotonic() - start) / 60:.1f} minutes.")
     if len(measured) > 1:
         (_, before), (last, after) = measured[0], measured[-1]
-        print(f"Accuracy on held-out sums: {before:.1%} before, {after:.1%} after {last} steps.")
+        print(f"Accuracy on held-out sums: {before:.1%} before, {after:.1%} after {last} step{'s' * (last != 1)}.")
     print(f"The run's folder: {run} (open {run / 'report.html'} in a browser; `msrl samples {run}` prints what the model wrote)")
     return 0
 
