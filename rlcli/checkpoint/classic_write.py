@@ -66,6 +66,9 @@ class ClassicTarget(Target):
         shapes = {name: Raw(rule.shape(self._parts(rule, at)[0]), self.dtype_of(rule)) for name, rule in rules.items()}
         return mindspeed(shapes, self.spec) if self.names == "mindspeed" else shapes
 
+    def joined(self, rule: Rule) -> str:
+        return next(iter(mindspeed({rule.name: Raw(rule.shape(1), "")}, self.spec))) if self.names == "mindspeed" else rule.name
+
     def _parts(self, rule: Rule, at: Layout) -> tuple[int, int]:
         """(parts, rank) of a rule in one folder; MindSpeed's joint MLA projections are whole on every rank."""
         if self.names == "mindspeed" and rule.name.endswith(("linear_q_down_proj.weight", "linear_kv_down_proj.weight")):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rlcli.checkpoint.classic_write import ClassicTarget
 from rlcli.checkpoint.disk import THREADS, explained, hash_file
@@ -20,14 +19,12 @@ from rlcli.checkpoint.hf_folder import HfTarget
 from rlcli.checkpoint.regions import SIZES, same_bits
 from rlcli.checkpoint.sharded import ShardedTarget
 from rlcli.checkpoint.stored import Stored
+from rlcli.checkpoint.sums import SUMS
 from rlcli.checkpoint.target import Target
 from rlcli.errors import RunError, UserError
 from rlcli.models.layout import Layout
 from rlcli.models.megatron import check_layout
 from rlcli.models.rules import Rule, pieces
-
-if TYPE_CHECKING:
-    import torch
 
 TARGETS: dict[str, type[Target]] = {"hf": HfTarget, "mcore": ShardedTarget, "torch_dist": DistTarget, "classic": ClassicTarget}
 Progress = Callable[[str, int, int], None]  # (stage, bytes done, bytes in all)
@@ -84,7 +81,7 @@ def convert(job: Conversion, progress: Progress = lambda stage, done, total: Non
     target = make_target(job, source)
     rules = [rule for rule in source.spec.rules if job.to != "hf" or not rule.copy]
     if job.verify:
-        check_sums(source, progress)
+        check_sums(source, progress, beside=job.model is None)
     began = time.perf_counter()
     with _written(target):
         target.create()
@@ -128,12 +125,12 @@ def make_target(job: Conversion, source: Stored) -> Target:
         layout = replace(layout, expert=layout.expert * layout.tensor, expert_tensor=1)
     if job.to != "hf":
         check_layout(source.spec, layout)
-    missing = {rule.name: source.dtype(rule) for rule in source.spec.rules if not rule.copy}
-    dtypes = {rule.name: missing.get(rule.name) or missing["embedding.word_embeddings.weight"] for rule in source.spec.rules}
     save = job.save if job.save.name not in ("", "..") else job.save.resolve()  # a folder that has a name, to stand beside
-    target = TARGETS[job.to](source.spec, layout, save, job.dtype, dtypes, source.step)
+    target = TARGETS[job.to](source.spec, layout, save, job.dtype, source.dtype_by_name(), source.step)
     if isinstance(target, ClassicTarget):
         target.extend, target.names = extend, job.names
+    if job.to != "hf":
+        target.check_dtypes(job.load)
     return target
 
 
@@ -149,6 +146,8 @@ def _move(source: Stored, target: Target, rule: Rule) -> int:
 
 def size_of(rule: Rule, stored: Stored) -> int:
     """Bytes of the HF tensors of `rule` in the dtype that they are stored in."""
+    if stored.hf:
+        return sum(stored.hf[source.name].bytes for source in rule.sources)
     return sum(math.prod(source.shape) for source in rule.sources) * SIZES[stored.dtype(rule)]
 
 
@@ -170,17 +169,22 @@ def each(rules: Iterable[Rule], work: Callable[[Rule], int], stage: str, threads
     return done
 
 
-def check_sums(stored: Stored, progress: Progress = lambda stage, done, total: None) -> int:
-    """Compute every checksum that was noted anew; how many there were. UserError names the first file that is missing or differs."""
-    paths = list(stored.checksums)
+def check_sums(stored: Stored, progress: Progress = lambda stage, done, total: None, beside: bool = True) -> int:
+    """Compute every checksum that was noted anew; how many there were. UserError names the first file that is missing or differs.
+
+    beside: those of configuration and tokenizer too.
+    """
+    noted = {**stored.checksums, **(stored.beside if beside else {})}
+    paths = list(noted)
     lost = next((path for path in paths if not path.is_file()), None)
     if lost is not None:
         raise UserError(f"{lost}: file is missing, though a checksum was noted of it")
     sizes = [path.stat().st_size for path in paths]
     with ThreadPoolExecutor(THREADS) as pool:
         for i, (path, (_, digest)) in enumerate(zip(paths, pool.map(hash_file, paths), strict=True)):
-            if digest != stored.checksums[path]:
-                raise UserError(f"{path}: differs from its checksum; its content was changed after it was written")
+            if digest != noted[path]:
+                meant = "" if path in stored.checksums else f" (if that was meant, remove its line from {SUMS})"
+                raise UserError(f"{path}: differs from its checksum; its content was changed after it was written{meant}")
             progress("checksums", sum(sizes[: i + 1]), sum(sizes))
     return len(paths)
 
@@ -203,13 +207,13 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
 
     Opening accounts for every name and shape, none left and none twice. RunError names the first difference.
     """
-    import torch
-
     written = open_stored(target.partial, job.to, None, job.extend)
     rules = [rule for rule in source.spec.rules if not rule.copy]
+    stored = source.dtype_by_name()
 
     def compare(rule: Rule) -> int:
-        name = differing(rule, source, written, getattr(torch, target.dtype_of(rule)))
+        wanted = [stored[s.name] if job.dtype == "keep" or rule.buffer else job.dtype for s in rule.sources]
+        name = differing(rule, source, written, wanted)
         if name:
             raise RunError(f"{job.save}: {name} did not come out as what {job.load} holds; nothing is left there")
         written.check_replicas(rule)
@@ -224,13 +228,15 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
     return len(rules)
 
 
-def differing(rule: Rule, source: Stored, written: Stored, dtype: torch.dtype) -> str | None:
-    """The HF name of the first tensor of `rule` that is not the same on both sides, `source` converted to `dtype`; None where all are."""
+def differing(rule: Rule, source: Stored, written: Stored, dtypes: Sequence[str]) -> str | None:
+    """The HF name of the first tensor of `rule` that differs, the source's converted to those of `dtypes`; None where none does."""
+    import torch
+
     whole, other = (written, source) if written.hf and not source.hf else (source, written)
     tensors, axis = whole.tensors(rule), rule.axis or 0
     parts = ((i, 0, tensor) for i, tensor in enumerate(other.tensors(rule))) if other.hf else pieces(rule, other.parts(rule))
     for number, start, piece in parts:
-        mine = tensors[number].narrow(axis, start, piece.shape[axis])
+        mine, dtype = tensors[number].narrow(axis, start, piece.shape[axis]), getattr(torch, dtypes[number])
         same = same_bits(mine.to(dtype), piece) if whole is source else same_bits(mine, piece.to(dtype))
         if not same:
             return rule.sources[number].name

@@ -19,6 +19,9 @@ class DistTarget(Target):
 
     format = "torch_dist"
 
+    def joined(self, rule: Rule) -> str:
+        return keys_of(rule, self.spec)[0].name
+
     def _rules(self) -> list[Rule]:
         return [rule for rule in self.spec.rules if not rule.copy]
 

@@ -34,7 +34,7 @@ class HfTarget(Target):
         return self._make().bytes
 
     def _make(self) -> HfWriter:
-        names = {s.name: self.dtype_of(rule) for rule in self.spec.rules if not rule.copy for s in rule.sources}
+        names = {s.name: self.dtype_of(rule, i) for rule in self.spec.rules if not rule.copy for i, s in enumerate(rule.sources)}
         return HfWriter(self.spec, self.folder, None if self.dtype == "keep" else self.dtype, dtypes=names)
 
     def prepare(self) -> None:

@@ -32,7 +32,8 @@ class Stored:
     hf: dict[str, Region] = field(default_factory=dict)
     step: int | None = None
     ignored: list[str] = field(default_factory=list)  # names that hold nothing of the model
-    checksums: dict[Path, str] = field(default_factory=dict)  # noted when the files were written
+    checksums: dict[Path, str] = field(default_factory=dict)  # of files of weights, noted when they were written
+    beside: dict[Path, str] = field(default_factory=dict)  # the same of configuration, tokenizer and what else stands beside them
     damaged: list[str] = field(default_factory=list)  # what is wrong with newer checkpoints of a run
     checkpoint: Checkpoint | None = None  # of a run, every checksum found right on opening
 
@@ -76,6 +77,11 @@ class Stored:
         if self.hf:
             return self.hf[rule.sources[0].name].dtype
         return next(iter(self.shards[rule.name][1].values()))[0].dtype
+
+    def dtype_by_name(self) -> dict[str, str]:
+        """The dtype of every HF tensor of the model, as it is stored."""
+        rules = [rule for rule in self.spec.rules if not rule.copy]
+        return {s.name: self.hf[s.name].dtype if self.hf else self.dtype(rule) for rule in rules for s in rule.sources}
 
     def check(self) -> None:
         """Every rule has all its shards, of the right shapes, in one dtype; UserError names the first that has not."""

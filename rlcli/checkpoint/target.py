@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING
 
 from rlcli.checkpoint.disk import sync_folder
 from rlcli.checkpoint.regions import Region, RegionWriter
-from rlcli.checkpoint.sums import WEIGHTS, size_text, write_sums
+from rlcli.checkpoint.sums import size_text, write_sums
 from rlcli.errors import UserError
 from rlcli.models.export import COMPANIONS
 from rlcli.models.files import read_json
@@ -48,7 +48,7 @@ class Target(ABC):
     layout: Layout
     folder: Path
     dtype: str  # "keep", or a torch name
-    source_dtype: dict[str, str]  # rule name -> the dtype it has in the source
+    source_dtype: dict[str, str]  # HF name -> the dtype it has in the source
     step: int | None = None
     slots: dict[str, list[Slot]] = field(default_factory=dict)
     writer: RegionWriter = field(default_factory=RegionWriter)
@@ -60,9 +60,25 @@ class Target(ABC):
     def partial(self) -> Path:
         return self.folder.with_name(self.folder.name + ".partial")
 
-    def dtype_of(self, rule: Rule) -> str:
-        """What `rule` is stored as."""
-        return self.source_dtype[rule.name] if self.dtype == "keep" or rule.buffer else self.dtype
+    def dtype_of(self, rule: Rule, number: int = 0) -> str:
+        """What source number `number` of `rule` is stored as; all are the same but in HF folders."""
+        return self.source_dtype[rule.sources[number].name] if self.dtype == "keep" or rule.buffer else self.dtype
+
+    def joined(self, rule: Rule) -> str:
+        """Rules that are stored as one tensor have the same of this."""
+        return rule.name
+
+    def check_dtypes(self, where: Path) -> None:
+        """UserError where one tensor is to hold HF tensors of several dtypes: some would lose bits."""
+        firsts: dict[str, tuple[str, str]] = {}
+        for rule in self.spec.rules:
+            for number, source in enumerate(rule.sources):
+                dtype = self.dtype_of(rule, number)
+                name, first = firsts.setdefault(self.joined(rule), (source.name, dtype))
+                if dtype != first:
+                    lossless = " (nothing is lost)" if "float64" not in (dtype, first) else ""
+                    raise UserError(f"{where}: {name} is {first} and {source.name} {dtype}, which {self.format} folders hold in one dtype; "
+                                    f"give --dtype float32{lossless} or --dtype bfloat16")
 
     @abstractmethod
     def bytes(self) -> int:
@@ -134,7 +150,7 @@ class Target(ABC):
 
     def seal(self) -> None:
         """Note checksums of what is verified."""
-        write_sums(self.partial, WEIGHTS)
+        write_sums(self.partial, [MARK])
 
     def publish(self) -> None:
         """The folder gets its name."""

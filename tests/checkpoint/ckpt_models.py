@@ -24,7 +24,7 @@ FAMILIES = {
     "deepseek_v2": {**MLA, "architectures": ["DeepseekV2ForCausalLM"], "q_lora_rank": None, "topk_method": "greedy"},
     "deepseek_v3": {**MLA, "architectures": ["DeepseekV3ForCausalLM"], "n_group": 4, "topk_group": 2},
 }
-CODES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+CODES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 
 
 def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
