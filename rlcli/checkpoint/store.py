@@ -68,8 +68,13 @@ class Store:
     def __enter__(self) -> Store:
         return self.open()
 
-    def __exit__(self, *error: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            self.close()
+        except MsrlError as late:
+            if error is None:
+                raise
+            self.say(f"a checkpoint was not saved: {late}")  # what ended the run is the error to report
 
     # ---------------------------------------------------------------- writing
 
@@ -93,7 +98,8 @@ class Store:
         """
         partial = self._partial(step)
         try:
-            checkpoint = self._complete(partial, manifest)
+            with disk.named("complete", partial):
+                checkpoint = self._complete(partial, manifest)
         except Exception:
             shutil.rmtree(partial, ignore_errors=True)
             raise

@@ -61,7 +61,7 @@ class DapoTrainer(Loop):
             self.stop_if_asked()
         if config.eval.after:
             self.evaluate("after")
-        self.save()
+        self.save_last()
 
     # ---------------------------------------------------------------- one step
 

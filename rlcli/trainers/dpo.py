@@ -99,7 +99,7 @@ class DpoTrainer(Loop):
             self.stop_if_asked()
         if config.eval.after:
             self.evaluate("after")
-        self.save()
+        self.save_last()
 
     # ---------------------------------------------------------------- one step
 

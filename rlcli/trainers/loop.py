@@ -13,7 +13,7 @@ from rlcli.config.load import to_dict
 from rlcli.config.schema import DapoRecipe, DpoRecipe
 from rlcli.data.cursor import Cursor
 from rlcli.engines.base import TrainEngine
-from rlcli.errors import RunError, StoppedEarly
+from rlcli.errors import MsrlError, RunError, StoppedEarly, WorkerLost
 from rlcli.runs.environment import versions
 from rlcli.runs.folder import RunFolder
 from rlcli.trainers.clock import Clock
@@ -44,6 +44,7 @@ class Loop(ABC):
         self.step = 0
         self.skipped_in_row = 0
         self.skipped_in_all = 0
+        self.unsaved = ""  # what went wrong with the last checkpoint of the run
         self.newest: dict[str, float] = {}  # the last step's metrics, and those of an evaluation after it
 
     def complete(self, checkpoint: Checkpoint | None) -> None:
@@ -51,8 +52,19 @@ class Loop(ABC):
         if checkpoint is not None:
             self.restore(checkpoint)
         self.train()
-        export_final(self._parts.trainer, self.run.final)
+        self.export()
+        if self.unsaved:
+            raise RunError(f"the trained model is in {self.run.final}; {self.unsaved}")
         self.run.console.info(f"the trained model is in {self.run.final}")
+
+    def export(self) -> None:
+        """Write the trained model. It is less than a checkpoint, and may fit where that did not."""
+        try:
+            export_final(self._parts.trainer, self.run.final)
+        except WorkerLost:
+            raise
+        except MsrlError as error:
+            raise RunError(f"{self.unsaved}\nthe trained model was not saved either: {error}" if self.unsaved else f"the trained model was not saved: {error}") from error
 
     @abstractmethod
     def train(self) -> None:
@@ -109,8 +121,22 @@ class Loop(ABC):
 
     def save(self) -> None:
         """Write a checkpoint of everything a resumed run needs, and wait until it is on disk."""
-        self._parts.saver.save(self.manifest(), self.state())
-        self._parts.saver.wait()
+        try:
+            self._parts.saver.save(self.manifest(), self.state())
+            self._parts.saver.wait()
+        except WorkerLost:
+            raise
+        except MsrlError as error:  # a folder that was made read-only meanwhile is no wrong input
+            raise RunError(f"the checkpoint of step {self.step} was not saved: {error}") from error
+
+    def save_last(self) -> None:
+        """`save` after the last step. A failure is kept in `unsaved`, so that the trained model is not lost over it."""
+        try:
+            self.save()
+        except WorkerLost:
+            raise
+        except RunError as error:
+            self.unsaved = str(error)
 
     def stop_if_asked(self) -> None:
         reason = self._parts.stopper.reason
@@ -119,9 +145,9 @@ class Loop(ABC):
 
     def stop(self, reason: str) -> None:
         """Save and end the run early, resumable."""
+        self._parts.saver.settle()
         if not self.saved:
             self.save()
-        self._parts.saver.wait()
         raise StoppedEarly(f"stopped after step {self.step} of {self.steps} ({reason}); go on with: msrl resume --ckpt {self.run.path}")
 
     def manifest(self) -> Manifest:

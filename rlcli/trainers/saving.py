@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlcli.checkpoint import disk
 from rlcli.checkpoint.groups import Arrays
 from rlcli.checkpoint.manifest import Manifest
 from rlcli.checkpoint.state import write_state
@@ -35,61 +36,92 @@ class Saver:
     config: CheckpointConfig
     tell: Callable[[str], None]
     newest: int = field(default=-1, init=False)  # step of the newest save that was begun and has not failed, or of the checkpoint resumed from
-    _pending: tuple[int, Manifest] | None = field(default=None, init=False)
+    _pending: tuple[int, Manifest] | None = field(default=None, init=False)  # what the ranks still write
+    _sealing: int | None = field(default=None, init=False)  # step of what the store still completes
 
     def save(self, manifest: Manifest, state: State) -> None:
-        """Write the checkpoint of `manifest.step`. Asynchronous: returns as soon as training may change the state."""
-        self.wait()
+        """Write the checkpoint of `manifest.step`. Asynchronous: returns as soon as training may change the state.
+
+        Raises what went wrong with this one; what went wrong with one before is told.
+        """
+        self.settle()
         self.trainer.what = f"step {manifest.step}, save"
-        folder = self.store.begin(manifest.step)
-        try:
-            for name, (values, arrays) in state.items():
-                write_state(folder, name, values, arrays)
-            (folder / MODEL).mkdir()
-            self.trainer.save(folder / MODEL, self.config.asynchronous, self.config.save_optimizer)
-        except BaseException:
-            self.store.abandon(manifest.step)
-            raise
+        with disk.named("write to", self.store.folder):
+            self._begin(manifest, state)
         self._pending, self.newest = (manifest.step, manifest), manifest.step
         if not self.config.asynchronous:
             self.wait()
 
     def try_save(self, manifest: Manifest, state: State) -> None:
         """Save beside the training: a failure to write is told, and the run goes on with the checkpoints it has."""
-        try:
-            self.save(manifest, state)
-        except MsrlError as error:
-            self._failed(manifest.step, error)
+        self._telling(manifest.step, lambda: self.save(manifest, state))
 
     def poll(self) -> None:
-        """Complete what the ranks have finished writing, without waiting."""
-        if self._pending is None:
-            return
-        step = self._pending[0]
-        try:
-            if self.trainer.saved(wait=False):
-                self._complete()
-        except MsrlError as error:
-            self._failed(step, error)
+        """Complete what the ranks have finished writing, and tell what failed, without waiting."""
+        if self._pending is not None:
+            self._telling(self._pending[0], lambda: self._hand_over(wait=False))
+        if self._sealing is not None and not self.store.busy:
+            self._telling(self._sealing, self._seal)
+
+    def settle(self) -> None:
+        """Return when no save is under way any more; one that failed is told."""
+        step = self._pending[0] if self._pending else self._sealing
+        if step is not None:
+            self._telling(step, self.wait)
 
     def wait(self) -> None:
-        """Return when every save that was begun is complete on disk. Raises what went wrong."""
-        if self._pending is not None:
-            self.trainer.saved(wait=True)
-            self._complete()
-        self.store.wait()
+        """Return when every save that was begun is complete on disk. Raises what went wrong, once."""
+        self._hand_over(wait=True)
+        self._seal()
 
-    def _complete(self) -> None:
-        assert self._pending is not None
-        (step, manifest), self._pending = self._pending, None
+    def _begin(self, manifest: Manifest, state: State) -> None:
+        folder = self.store.begin(manifest.step)
+        try:
+            for name, (values, arrays) in state.items():
+                write_state(folder, name, values, arrays)
+            disk.make_folder(folder / MODEL)
+            self.trainer.save(folder / MODEL, self.config.asynchronous, self.config.save_optimizer)
+        except BaseException:
+            self.store.abandon(manifest.step)
+            raise
+
+    def _hand_over(self, wait: bool) -> None:
+        """Let the store complete what the ranks have written."""
+        if self._pending is None:
+            return
+        (step, manifest), stage = self._pending, self.trainer.what
+        self.trainer.what = f"step {step}, save"  # whatever the trainer does by now: what fails here is the save
+        try:
+            if not self.trainer.saved(wait=wait):
+                return
+        except BaseException:
+            self._forget(step)
+            raise
+        finally:
+            self.trainer.what = stage
+        self._pending, self._sealing = None, step
         self.store.finish_later(step, manifest)
 
-    def _failed(self, step: int, error: MsrlError) -> None:
+    def _seal(self) -> None:
+        """Wait for the store, which removes what it could not complete."""
+        step, self._sealing = self._sealing, None
+        try:
+            self.store.wait()
+        except BaseException:
+            self.newest = -1 if self.newest == step else self.newest
+            raise
+
+    def _forget(self, step: int) -> None:
         self._pending, self.newest = None, -1
         self.store.abandon(step)
-        if isinstance(error, WorkerLost):
-            raise error
-        self.tell(f"the checkpoint of step {step} was not saved: {error}")
+
+    def _telling(self, step: int, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except WorkerLost:
+            raise
+        except MsrlError as error:
+            self.tell(f"the checkpoint of step {step} was not saved: {error}")
 
 
 def export_final(trainer: TrainEngine, final: Path) -> None:
@@ -98,10 +130,15 @@ def export_final(trainer: TrainEngine, final: Path) -> None:
     fresh, old = final.with_name(f".{final.name}-new"), final.with_name(f".{final.name}-old")
     for path in (fresh, old):
         shutil.rmtree(path, ignore_errors=True)
-    trainer.export(fresh)
-    if final.exists():
-        final.rename(old)
-    fresh.rename(final)
+    try:
+        trainer.export(fresh)
+        with disk.named("rename", fresh):
+            if final.exists():
+                final.rename(old)
+            fresh.rename(final)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)  # half a model is none, and takes the room of what could be saved
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
