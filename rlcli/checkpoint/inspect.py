@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlcli.checkpoint import find
 from rlcli.checkpoint.convert import Progress, check_copies, check_sums, each, threads_by_default
 from rlcli.checkpoint.find import Checkpoint
 from rlcli.checkpoint.formats import open_stored
@@ -66,7 +67,18 @@ def layout_text(stored: Stored) -> str:
 def _checksum_state(stored: Stored) -> str:
     if stored.checkpoint is not None:
         return f"of {files_text(len(stored.checkpoint.manifest.files))}, all right"
-    return f"of {files_text(len(stored.checksums))}, not checked here (msrl ckpt verify does)" if stored.checksums else "none noted"
+    noted = len(stored.checksums) + len(stored.beside)
+    return f"of {files_text(noted)}, not checked here (msrl ckpt verify does)" if noted else "none noted"
+
+
+def _older(folder: Path, newest: Checkpoint) -> int:
+    """Files of a run's checkpoints whose checksums are right: of `newest`, found so when it was opened, and of those before it if all are meant."""
+    alone = folder.resolve() == newest.path.resolve()
+    others = [] if alone else [c for c in find.complete(newest.path.parent) if c.path != newest.path]
+    for checkpoint in others:
+        if faults := find.verify(checkpoint.path):
+            raise UserError(f"{checkpoint.path}: is damaged ({faults[0]}); {newest.path.name} is whole: remove what is damaged")
+    return sum(len(checkpoint.manifest.files) for checkpoint in [newest, *others])
 
 
 def verify_folder(
@@ -82,7 +94,7 @@ def verify_folder(
     stored = open_stored(folder, None, model, extend)
     if stored.damaged and stored.checkpoint:
         raise UserError(f"{folder}: {'; '.join(stored.damaged)} ({stored.checkpoint.path.name}, which is whole); remove what is damaged")
-    noted = len(stored.checkpoint.manifest.files) if stored.checkpoint else check_sums(stored, progress)
+    noted = _older(folder, stored.checkpoint) if stored.checkpoint else check_sums(stored, progress, beside=model is None)
     rules, total = [rule for rule in stored.spec.rules if not rule.copy], sum(stored.dtypes().values())
 
     def check(rule: Rule) -> int:

@@ -20,7 +20,8 @@ from typing import Any
 from rlcli.checkpoint.disk import hash_file, write_file
 from rlcli.checkpoint.regions import SIZES, Region
 from rlcli.checkpoint.stored import Stored
-from rlcli.checkpoint.target import HF_FOLDER, Slot, Target, assets, copy_companions
+from rlcli.checkpoint.sums import read_sums, write_sums
+from rlcli.checkpoint.target import HF_FOLDER, MARK, Slot, Target, assets, copy_companions
 from rlcli.errors import UserError
 from rlcli.models.files import FLOATS, make_header, read_header, read_json
 from rlcli.models.layout import Layout, ranks
@@ -86,6 +87,7 @@ class ShardedTarget(Target):
         with ThreadPoolExecutor(4) as pool:  # read back from the page cache
             seen = list(pool.map(hash_file, paths))
         self._note(self.partial, {p.name: dict(zip(("bytes", "sha256"), facts, strict=True)) for p, facts in zip(paths, seen, strict=True)})
+        write_sums(self.partial, ["*.safetensors", MANIFEST, MARK])  # what stands beside the weights
 
     def _note(self, folder: Path, files: dict[str, dict[str, Any]]) -> None:
         sizes = {k: v for k, v in asdict(self.layout).items() if not k.endswith("_rank") and k != "chunk"}
@@ -115,6 +117,7 @@ def open_sharded(folder: Path, model: Path | None) -> Stored:
         raise UserError(f"{folder / MANIFEST}: has no valid layout or list of files ({type(e).__name__}: {e})") from None
     spec = replace(read_config(*assets(folder, model)), tensors={})
     stored = Stored("mcore", folder, spec, layout, step=manifest.get("step"))
+    stored.beside = read_sums(folder)
     wanted = contents(spec, layout)
     stored.checksums = {folder / name: entry["sha256"] for name, entry in noted.items() if name in wanted and isinstance(entry["sha256"], str)}
     for name, rules in wanted.items():

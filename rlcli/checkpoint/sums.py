@@ -14,9 +14,14 @@ WEIGHTS = ("*.safetensors", "*.distcp", ".metadata", "*.pt")
 _LINE = re.compile(r"^([0-9a-f]{64})[ ][ *](.+)$")
 
 
-def write_sums(folder: Path, patterns: Sequence[str]) -> None:
-    """Note the checksums of all files below `folder` that match one of the patterns."""
-    paths = sorted(path for pattern in patterns for path in folder.rglob(pattern))
+def is_weights(path: Path) -> bool:
+    """Whether a file holds weights, or describes where they lie; else it stands beside them: a configuration, a tokenizer."""
+    return any(path.match(pattern) for pattern in WEIGHTS)
+
+
+def write_sums(folder: Path, leave: Sequence[str] = ()) -> None:
+    """Note the checksums of all files below `folder` but those of the names or patterns in `leave`, and the note itself."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file() and not any(path.match(pattern) for pattern in (SUMS, *leave)))
     lines = [f"{digest}  {path.relative_to(folder).as_posix()}\n" for path, (_, digest) in zip(paths, seal_files(paths), strict=True)]
     write_file(folder / SUMS, "".join(lines).encode())
 

@@ -149,9 +149,10 @@ def open_or_prepare(
     settings = PrepareSettings(
         input=[source], tokenizer=tokenizer_folder, kind=kind, template=template, enable_thinking=enable_thinking, **more,  # type: ignore[arg-type]
     )
-    fingerprint = tokenizer_fingerprint(load_tokenizer(tokenizer_folder))
+    tokenizer = load_tokenizer(tokenizer_folder)
     sources = find_sources([source])
-    key = _content_key(settings, [*(item.sha256() for item in sources), str(fingerprint)])
+    made_with = [str(tokenizer_fingerprint(tokenizer)), find_template(template, tokenizer).sha256]
+    key = _content_key(settings, [*(item.sha256() for item in sources), *made_with])
     out = Path(cache_dir).expanduser() / f"{sources[0].path.name.partition('.')[0]}-{key}"
     try:
         prepare(dataclasses.replace(settings, out=str(out), overwrite=False), progress)

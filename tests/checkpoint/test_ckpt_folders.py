@@ -157,7 +157,7 @@ def test_other_entries_of_classic_folders(copy):
 
 def test_damaged_own_folder(copy):
     folder = copy("mcore")
-    assert verify_folder(folder) == ["mcore: all 27 parameters of llama are there, in shape and finite", "checksums right: 2 files"]
+    assert verify_folder(folder) == ["mcore: all 27 parameters of llama are there, in shape and finite", "checksums right: 5 files"]
     file = folder / "dense.tp01.pp000.safetensors"
     data = bytearray(file.read_bytes())
     data[-100] ^= 1
@@ -191,6 +191,28 @@ def test_a_flipped_bit_is_found_in_every_format_and_not_converted(name, copy, tm
     if name != "mcore":  # without the note nobody can tell, and another's folder has none
         (folder / "SHA256SUMS").unlink()
         verify_folder(folder)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_changed_configuration_or_tokenizer_is_found_in_every_format(name, copy, tmp_path):
+    folder = copy(name)
+    if name == "hf":
+        convert(Conversion(folder, tmp_path / "again", "hf"))
+        folder = tmp_path / "again"
+    beside = folder if name == "hf" else folder / "hf"
+    config = json.loads((beside / "config.json").read_text())
+    (beside / "config.json").write_text(json.dumps({**config, "rms_norm_eps": 0.5}))
+    words = r"config.json: differs from its checksum; .* \(if that was meant, remove its line from SHA256SUMS\)"
+    fails(folder, words)
+    with pytest.raises(UserError, match=words):
+        convert(Conversion(folder, tmp_path / "out", "mcore"))
+    sums = folder / "SHA256SUMS"
+    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if "config.json" not in line or "generation" in line))
+    verify_folder(folder)
+    (beside / "tokenizer.json").write_text("")
+    fails(folder, "tokenizer.json: differs from its checksum")
+    (beside / "tokenizer.json").unlink()
+    fails(folder, "tokenizer.json: file is missing, though a checksum was noted of it")
 
 
 @pytest.mark.parametrize("line", ["nonsense", "0" * 64 + "  ../outside", "0" * 64 + "  /etc/passwd"])

@@ -327,3 +327,19 @@ def test_a_run_checkpoint_converts(folders, tmp_path):
     assert (lines["format"], lines["step"]) == ("run", "12")
     assert lines["checksums"].endswith("files, all right")
     assert verify_folder(tmp_path / "run")[1].startswith("checksums right: ")
+    for name in ("best", "step-00000012"):  # a checkpoint on its own, under whatever name
+        alone = shutil.copytree(tmp_path / "run" / "checkpoints" / "step-00000012", tmp_path / name)
+        assert dict(inspect(alone))["format"] == "run"
+    (tmp_path / "latest").symlink_to(tmp_path / "best")
+    assert verify_folder(tmp_path / "latest")[0].startswith("run: all 35 parameters")
+    (tmp_path / "step-00000012" / "manifest.json").unlink()
+    with pytest.raises(UserError, match=r"this checkpoint is damaged \(manifest.json is missing"):
+        inspect(tmp_path / "step-00000012")
+    with Store(tmp_path / "run" / "checkpoints") as store:
+        shutil.copytree(tmp_path / "best" / "model", store.begin(13) / "model")
+        store.finish(13, Manifest(kind="dapo", step=13, config={"model": str(folders["qwen3"])}))
+    assert verify_folder(tmp_path / "run")[0].startswith("run: ")
+    older = tmp_path / "run" / "checkpoints" / "step-00000012" / "model" / "__0_0.distcp"
+    older.write_bytes(older.read_bytes()[:-1] + b"x")
+    with pytest.raises(UserError, match=r"step-00000012: is damaged \(.*__0_0.distcp differs from its checksum\); step-00000013 is whole"):
+        verify_folder(tmp_path / "run")
