@@ -20,7 +20,7 @@ from rlcli.checkpoint.regions import SIZES, same_bits
 from rlcli.checkpoint.sharded import ShardedTarget
 from rlcli.checkpoint.stored import Stored
 from rlcli.checkpoint.sums import SUMS
-from rlcli.checkpoint.target import Target
+from rlcli.checkpoint.target import Target, place
 from rlcli.errors import RunError, UserError
 from rlcli.models.layout import Layout
 from rlcli.models.megatron import check_layout
@@ -80,10 +80,11 @@ def convert(job: Conversion, progress: Progress = lambda stage, done, total: Non
     source = open_stored(job.load, job.named, job.model, job.extend)
     target = make_target(job, source)
     rules = [rule for rule in source.spec.rules if job.to != "hf" or not rule.copy]
-    if job.verify:
-        check_sums(source, progress, beside=job.model is None)
-    began = time.perf_counter()
     with _written(target):
+        target.check_place(filter(None, (job.load, job.model)))
+        if job.verify:
+            check_sums(source, progress, beside=job.model is None)
+        began = time.perf_counter()
         target.create()
         total = sum(source.dtypes().values())
         done = each(rules, lambda rule: _move(source, target, rule), "convert", job.threads, lambda stage, now, _: progress(stage, now, total))
@@ -125,8 +126,7 @@ def make_target(job: Conversion, source: Stored) -> Target:
         layout = replace(layout, expert=layout.expert * layout.tensor, expert_tensor=1)
     if job.to != "hf":
         check_layout(source.spec, layout)
-    save = job.save if job.save.name not in ("", "..") else job.save.resolve()  # a folder that has a name, to stand beside
-    target = TARGETS[job.to](source.spec, layout, save, job.dtype, source.dtype_by_name(), source.step)
+    target = TARGETS[job.to](source.spec, layout, place(job.save), job.dtype, source.dtype_by_name(), source.step)
     if isinstance(target, ClassicTarget):
         target.extend, target.names = extend, job.names
     if job.to != "hf":
@@ -207,7 +207,7 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
 
     Opening accounts for every name and shape, none left and none twice. RunError names the first difference.
     """
-    written = open_stored(target.partial, job.to, None, job.extend)
+    written = open_stored(target.partial, job.to, None, job.extend, unfinished=True)
     rules = [rule for rule in source.spec.rules if not rule.copy]
     stored = source.dtype_by_name()
 

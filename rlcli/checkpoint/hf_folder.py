@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
 
 
-def open_hf(folder: Path, tokenizer: bool = True) -> Stored:
+def open_hf(folder: Path, tokenizer: bool = True, unfinished: bool = False) -> Stored:
     """The model in a HF folder, checked from its headers."""
-    spec = read_model(folder, tokenizer, training=False)
+    spec = read_model(folder, tokenizer, training=False, unfinished=unfinished)
     regions = {n: Region(i.file, FLOATS[i.dtype], i.shape, i.start) for n, i in spec.tensors.items() if i.dtype in FLOATS and not ignored(spec, n)}
     return Stored("hf", folder, spec, Layout(), hf=regions, ignored=[n for n in spec.tensors if ignored(spec, n)])
 

@@ -131,7 +131,7 @@ def main(folder: str, out: str, model: str = "", extend: str = "") -> None:
     """Write the logits of `folder` to `out`."""
     import torch
 
-    stored = open_stored(Path(folder), None, Path(model) if model else None, None if extend == "" else bool(int(extend)))
+    stored = open_stored(Path(folder), None, Path(model) if model else None, None if extend == "" else bool(int(extend)), unfinished=True)
     torch.save(logits(stored).float().clone(), out)
     sys.stdout.flush()
     os._exit(0)  # Megatron leaves process groups that warn when torn down

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -20,11 +22,11 @@ from rlcli.models.files import read_json
 from rlcli.models.layout import Layout
 from rlcli.models.rules import PADDING, Rule, join, lay
 from rlcli.models.spec import ModelSpec
+from rlcli.models.unfinished import MARK, WHOLE
 
 if TYPE_CHECKING:
     import torch
 
-MARK = ".msrl-converting"  # in a folder that is being written; locked as long as its writer lives
 HF_FOLDER = "hf"  # within a Megatron folder: config.json and tokenizer, from which HF folders are made again
 
 
@@ -52,7 +54,7 @@ class Target(ABC):
     step: int | None = None
     slots: dict[str, list[Slot]] = field(default_factory=dict)
     writer: RegionWriter = field(default_factory=RegionWriter)
-    mark: IO[str] | None = None
+    mark: IO[str] | None = None  # the file MARK in `partial`, locked as long as its writer lives
 
     format = ""
 
@@ -88,15 +90,26 @@ class Target(ABC):
     def prepare(self) -> None:
         """Make all files below `partial` and fill `slots`."""
 
-    def create(self) -> None:
-        """Check that the folder is free and the disk has room, then make the files."""
+    def check_place(self, sources: Iterable[Path]) -> None:
+        """UserError where the folder is not free or can get no finished one's name, and where working beside it would destroy a source."""
+        if self.folder.is_symlink():
+            raise UserError(f"{self.folder}: is a symbolic link that leads nowhere; choose another folder or remove it")
         if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
             raise UserError(f"{self.folder}: exists already and is not empty; choose another folder or remove it")
+        if self.folder.exists() and is_mount(self.folder):
+            raise UserError(f"{self.folder}: is a mount point, which no finished folder can replace; give a new folder below it, as {self.folder / 'model'}")
+        for source in sources:
+            if self.partial.resolve() in (source.resolve(), *source.resolve().parents):
+                raise UserError(f"{source}: is where a conversion to {self.folder} works; rename it, or choose another folder for --save")
+
+    def create(self) -> None:
+        """Check that the disk has room, then make the files."""
         parent = self.folder.resolve().parent
-        parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(parent).free
+        there = next(path for path in (parent, *parent.parents) if path.is_dir())
+        free = shutil.disk_usage(there).free
         if free < self.bytes():
-            raise UserError(f"{parent}: {size_text(self.bytes())} are needed, {size_text(free)} are free")
+            raise UserError(f"{there}: {size_text(self.bytes())} are needed, {size_text(free)} are free")
+        parent.mkdir(parents=True, exist_ok=True)
         self._claim()
         self.prepare()
 
@@ -109,6 +122,7 @@ class Target(ABC):
             with open(mark, encoding="utf-8") as file:
                 if not _lock(file):
                     raise UserError(f"{self.partial}: another conversion is writing it; wait for that, or choose another folder")
+            _empty(self.partial)
             shutil.rmtree(self.partial)
         self.partial.mkdir()
         self.mark = open(self.partial / MARK, "w", encoding="utf-8")  # noqa: SIM115  held until publish or abandon
@@ -154,6 +168,9 @@ class Target(ABC):
 
     def publish(self) -> None:
         """The folder gets its name."""
+        if self.mark is not None:
+            print(WHOLE, end="", file=self.mark, flush=True)
+            os.fsync(self.mark.fileno())
         if self.folder.exists():
             self.folder.rmdir()
         os.rename(self.partial, self.folder)
@@ -165,8 +182,12 @@ class Target(ABC):
         with contextlib.suppress(OSError):
             self.writer.close(sync=False)
         if self.mark is not None:  # else `partial` is not ours
-            self._unmark(self.partial)
-            shutil.rmtree(self.partial, ignore_errors=True)
+            with contextlib.suppress(OSError), self.mark as mark:
+                _empty(self.partial)
+                (self.partial / MARK).unlink()
+                mark.close()  # NFS keeps the name of an open file
+                self.partial.rmdir()
+            self.mark = None
 
     def _unmark(self, folder: Path) -> None:
         if self.mark is not None:
@@ -174,6 +195,28 @@ class Target(ABC):
                 (folder / MARK).unlink()
             self.mark.close()
             self.mark = None
+
+
+def place(save: Path) -> Path:
+    """`save` as a folder that has a name of its own, to stand beside: what a symbolic link leads to, and what . and .. are."""
+    return Path(os.path.realpath(save)) if os.path.islink(save) or save.name in ("", "..") else save
+
+
+def is_mount(folder: Path) -> bool:
+    """Whether something is mounted at `folder`, be it a folder of the same file system."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        lines = []
+    points = (re.sub(r"\\(\d{3})", lambda octal: chr(int(octal.group(1), 8)), line.split()[4]) for line in lines)
+    return os.path.ismount(folder) or str(folder.resolve()) in points
+
+
+def _empty(folder: Path) -> None:
+    """Remove all but the mark: what is left by a kill on the way stays marked."""
+    for entry in folder.iterdir():
+        if entry.name != MARK:
+            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
 
 
 def copy_companions(spec: ModelSpec, folder: Path) -> None:

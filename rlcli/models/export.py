@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from rlcli.errors import RunError, UserError
 from rlcli.models.files import BYTES, FLOATS, INDEX, make_header, tensor_bytes
 from rlcli.models.spec import ModelSpec
+from rlcli.models.unfinished import MARK, WHOLE
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,7 @@ class HfWriter:
             raise UserError(f"{parent}: {self.bytes / 2**30:.1f} GiB are needed for the model, {free / 2**30:.1f} GiB are free")
         shutil.rmtree(self.partial, ignore_errors=True)
         self.partial.mkdir()
+        (self.partial / MARK).touch()
         self.lay_out()
 
     def lay_out(self) -> None:
@@ -103,7 +105,9 @@ class HfWriter:
         """Rename the folder to its name, once all of `count` tensors are written; RunError where some are missing."""
         if count != len(self.places):
             raise RunError(f"{self.folder}: {count} tensors were written where the model has {len(self.places)}; left at {self.partial}")
+        (self.partial / MARK).write_text(WHOLE, encoding="utf-8")
         os.rename(self.partial, self.folder)
+        (self.folder / MARK).unlink()
         _sync_folder(self.folder.resolve().parent)
 
     def _companions(self) -> None:

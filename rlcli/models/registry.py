@@ -11,21 +11,24 @@ from rlcli.errors import UserError
 from rlcli.models import deepseek, llama, mistral, qwen2, qwen3, qwen3_moe
 from rlcli.models.files import FLOATS, read_folder, read_json
 from rlcli.models.spec import Family, ModelSpec
+from rlcli.models.unfinished import refuse_unfinished
 
 FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, mistral.FAMILY, qwen3_moe.FAMILY, deepseek.FAMILY)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
 
-def read_model(folder: str | Path, tokenizer: bool = True, training: bool = True) -> ModelSpec:
+def read_model(folder: str | Path, tokenizer: bool = True, training: bool = True, unfinished: bool = False) -> ModelSpec:
     """The checked description of the HF model in `folder`, from config.json and the safetensors headers alone.
 
     Raises UserError, naming file and key, for a missing or truncated file, an unsupported architecture or setting, and tensors that are
     missing, superfluous, quantised or of other shapes than config.json says. `tokenizer=False` does not ask for a tokenizer,
-    `training=False` takes families that can be converted but not trained too.
+    `training=False` takes families that can be converted but not trained too, `unfinished` a folder whose writer has not named it yet.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder; model must be a folder in Hugging Face format")
+    if not unfinished:
+        refuse_unfinished(folder)
     spec = replace(read_config(read_json(folder / "config.json"), folder), tensors=read_folder(folder))
     if training and not spec.family.trains:
         raise UserError(f"{folder}: {spec.config['architectures'][0]} can be converted (`msrl ckpt convert`) but not trained")

@@ -1,5 +1,6 @@
 """Conversion where dtypes mix or narrow, where it is stopped, and where folders are odd."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from ckpt_models import load_hf_tensors, make_hf, read_safetensors, write_safetensors
 
 from rlcli.checkpoint.convert import Conversion, convert
+from rlcli.checkpoint.inspect import inspect, verify_folder
+from rlcli.checkpoint.target import is_mount
 from rlcli.errors import UserError
+from rlcli.models.registry import read_model
 
 Q, K = "model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight"
 
@@ -70,3 +74,85 @@ def test_verification_compares_with_the_dtype_of_each_tensor(llama, tmp_path, mo
     monkeypatch.setattr(Target, "check_dtypes", lambda self, source: None)
     with pytest.raises(RunError, match=r"k_proj\.weight did not come out"):
         convert(Conversion(llama, tmp_path / "out", "mcore"))
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from rlcli.checkpoint import convert as c
+from rlcli.checkpoint.target import Target
+def die(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGKILL)
+owner, name = {"finish": (Target, "finish"), "rename": (os, "rename")}[sys.argv[1]]
+setattr(owner, name, die)
+c.convert(c.Conversion(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]))
+"""
+
+
+def killed(at: str, load: Path, save: Path, to: str) -> Path:
+    """What a conversion killed at this point leaves."""
+    run = subprocess.run([sys.executable, "-c", KILLED, at, str(load), str(save), to], check=False, timeout=100)
+    assert run.returncode == -9
+    return save.with_name(save.name + ".partial")
+
+
+@pytest.mark.parametrize("to", ["hf", "mcore", "torch_dist", "classic"])
+def test_what_a_killed_conversion_leaves_is_no_model(to, llama, tmp_path):
+    partial = killed("finish", llama, tmp_path / "out", to)
+    moved = partial.rename(tmp_path / "moved")
+    for folder in (moved, moved / "iter_0000001"):
+        for reads in (inspect, verify_folder, lambda at: convert(Conversion(at, tmp_path / "next", "hf", model=llama))):
+            with pytest.raises(UserError, match=r"moved: was not written to the end \(stopped, or still at work\); write it again, or remove it"):
+                reads(folder)
+    with pytest.raises(UserError, match="was not written to the end"):
+        convert(Conversion(llama, tmp_path / "next", "mcore", model=moved))
+    with pytest.raises(UserError, match="was not written to the end"):
+        read_model(moved)
+
+
+def test_a_whole_folder_that_lacks_its_name_alone_is_a_model_and_no_conversion_deletes_it(llama, tmp_path):
+    partial = killed("rename", llama, tmp_path / "out", "mcore")
+    assert verify_folder(partial)
+    for load, model in ((partial, None), (llama, partial / "hf")):
+        with pytest.raises(UserError, match=r"out\.partial\S*: is where a conversion to \S*out works; rename it, or choose another folder"):
+            convert(Conversion(load, tmp_path / "out", "hf", model=model))
+    assert verify_folder(partial)
+
+
+def test_an_export_that_was_not_finished_is_no_model(llama, tmp_path):
+    from rlcli.models.export import HfWriter
+
+    writer = HfWriter(read_model(llama), tmp_path / "out")
+    writer.create()
+    with pytest.raises(UserError, match="was not written to the end"):
+        read_model(writer.partial)
+    writer.finish(writer.write(load_hf_tensors(llama).items()))
+    assert read_safetensors(tmp_path / "out") == read_safetensors(llama)
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_symbolic_link_is_followed(there, llama, tmp_path):
+    """The work is done beside the folder that it leads to, and the link stays."""
+    (tmp_path / "disk").mkdir()
+    if there:
+        (tmp_path / "disk" / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "real")
+    convert(Conversion(llama, tmp_path / "link", "hf"))
+    assert (tmp_path / "link").is_symlink()
+    assert [p.name for p in (tmp_path / "disk").iterdir()] == ["real"]
+    assert read_safetensors(tmp_path / "link") == read_safetensors(llama)
+
+
+def test_links_in_a_circle_and_mount_points_are_refused_before_any_work(llama, tmp_path, monkeypatch):
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with pytest.raises(UserError, match="is a symbolic link that leads nowhere"):
+        convert(Conversion(llama, tmp_path / "a", "hf"))
+    (tmp_path / "mount").mkdir()
+    monkeypatch.setattr("os.path.ismount", lambda path: Path(path).name == "mount")
+    with pytest.raises(UserError, match=r"mount: is a mount point, .*; give a new folder below it, as \S*mount/model"):
+        convert(Conversion(llama, tmp_path / "mount", "hf"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "hf", "mount"]
+    assert is_mount(Path("/proc"))
+    assert not is_mount(llama)
