@@ -9,23 +9,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+from rlcli.checkpoint import disk
+from rlcli.checkpoint.find import FOLDER, complete
 from rlcli.config.load import save_resolved, to_dict
-from rlcli.errors import RunError, UserError
+from rlcli.errors import MsrlError, RunError, UserError
 from rlcli.runs import jsonl, samples, trackers
 from rlcli.runs.console import Console
 from rlcli.runs.metrics import check_metric
 from rlcli.types import Group
 
+COPY = "make it writable, or copy the checkpoint elsewhere and go on from there: msrl resume --ckpt COPY run.dir=DIR"
 FINISHED, STOPPED, FAILED, RUNNING = "finished", "stopped", "failed", "running"
 
 
@@ -56,11 +60,12 @@ class RunFolder:
         """
         cls.check(config)
         path = _new_folder(Path(config.run.dir), config.run.name, recipe or kind)
-        save_resolved(config, path / "config.yaml")
         steps = getattr(config.train, "steps", 0)
         state = {"kind": kind, "recipe": recipe, "state": RUNNING, "step": 0, "total": steps, "started": _now()}
-        _write_json(path / "run.json", state)
-        return cls(path, _lock(path), config, state, environment or {}, out)
+        with _writing(path, "choose a folder that can be written to (run.dir=...)"):
+            save_resolved(config, path / "config.yaml")
+            _write_json(path / "run.json", state)
+            return cls(path, _lock(path), config, state, environment or {}, out)
 
     @staticmethod
     def check(config: Any) -> None:
@@ -68,23 +73,36 @@ class RunFolder:
         trackers.check(config.run.trackers)
         if best := config.checkpoint.keep_best:
             check_metric(f"checkpoint.keep_best={best}", best.removeprefix("-"))
+        _check_place(Path(config.run.dir))
         _check_name(Path(config.run.dir), config.run.name)
 
     @classmethod
-    def reopen(cls, path: Path, config: Any, step: int, environment: Mapping[str, Any] | None = None, out: TextIO | None = None) -> RunFolder:
-        """An existing folder, to go on after `step`: rows of later steps and torn lines are set aside, never lost.
+    def reopen(
+        cls,
+        path: Path,
+        config: Any,
+        step: int,
+        environment: Mapping[str, Any] | None = None,
+        out: TextIO | None = None,
+        sequence: int | None = None,
+    ) -> RunFolder:
+        """An existing folder, to go on after the checkpoint of `step`: rows of other steps and torn lines are set aside, never lost.
 
-        Raises UserError where the folder is none of a run, or another process writes to it.
+        sequence: that of the checkpoint's manifest, where `step` may have been saved more than once; without it the newest is meant.
+        Raises UserError where the folder is none of a run or cannot be written, or another process writes to it.
         """
         state = read_state(path)
         lock = _lock(path)
-        moved = sum(jsonl.rewind(file, lambda row: row.get("step", 0) <= step) for file in _streams(path))
-        save_resolved(config, path / "config.yaml")
         state |= {"state": RUNNING, "step": step, "total": getattr(config.train, "steps", 0) or state.get("total", 0), "resumed": _now()}
-        _write_json(path / "run.json", state)
-        run = cls(path, lock, config, state, environment or {}, out)
+        with _writing(path):
+            moved, back = _rewind(path, step, sequence)
+            save_resolved(config, path / "config.yaml")
+            _write_json(path / "run.json", state)
+            run = cls(path, lock, config, state, environment or {}, out)
         if moved:
-            run.console.info(f"{moved} lines of metrics and samples after step {step} were set aside in {path}")
+            run.console.info(f"{moved} lines of metrics and samples {'of another course' if back else f'after step {step}'} were set aside in {path}")
+        if back:
+            run.console.info(f"{back} lines up to step {step} that had been set aside are back")
         return run
 
     # ---------------------------------------------------------------- writing
@@ -137,23 +155,27 @@ class RunFolder:
         for tracker in self.trackers:
             tracker.close()
         self.state |= {"state": state, "ended": _now(), "message": message}
-        _write_json(self.path / "run.json", self.state)
-        self._write_report()
-        for handler in list(self.log.handlers):
-            self.log.removeHandler(handler)
-            handler.close()
-        os.close(self._lock)
-        self._lock = -1
+        try:
+            _write_json(self.path / "run.json", self.state)
+            self._write_report()
+        finally:
+            for handler in list(self.log.handlers):
+                self.log.removeHandler(handler)
+                handler.close()
+            os.close(self._lock)
+            self._lock = -1
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self.finish()
-        else:
-            stopped = getattr(error, "exit_code", 1) == 3 or isinstance(error, KeyboardInterrupt)
-            self.finish(STOPPED if stopped else FAILED, str(error) or type(error).__name__)
+        stopped = getattr(error, "exit_code", 1) == 3 or isinstance(error, KeyboardInterrupt)
+        try:
+            self.finish(FINISHED if error is None else STOPPED if stopped else FAILED, "" if error is None else str(error) or type(error).__name__)
+        except RunError as late:
+            if error is None:
+                raise RunError(f"{late}\nthe run is at its end but for this record; to have it written: msrl resume --ckpt {self.path}") from late
+            self.console.warn(str(late))  # what ended the run is the error to report
 
     # ---------------------------------------------------------------- places
 
@@ -197,9 +219,61 @@ def read_state(path: Path) -> dict[str, Any]:
     return dict(state)
 
 
+def record_finished(path: Path, step: int, sequence: int | None = None) -> None:
+    """Let the record of a run that was found finished, at this checkpoint, say so, as after a resumption that came to nothing.
+
+    Nothing is done where it says so already, or cannot be written.
+    """
+    state = read_state(path)
+    if (state.get("state"), state.get("step")) == (FINISHED, step):
+        return
+    with contextlib.suppress(MsrlError):
+        lock = _lock(path)
+        try:
+            with _writing(path):
+                _rewind(path, step, sequence)
+            _write_json(path / "run.json", state | {"state": FINISHED, "step": step, "ended": _now(), "message": ""})
+        finally:
+            os.close(lock)
+
+
+def require_free(path: Path) -> None:
+    """Raise UserError where another process writes to the run that `path` is or lies in. For before reading its checkpoints, which that run prunes.
+
+    Makes nothing, and asks nothing of what is no run.
+    """
+    for folder in (path, *path.absolute().parents[:2]):
+        lock = folder / ".lock"
+        if (folder / "run.json").is_file() and lock.is_file():
+            with _writing(folder):
+                handle = os.open(lock, os.O_RDONLY)
+            _take(handle, folder)
+            os.close(handle)
+            return
+
+
+def _rewind(path: Path, step: int, sequence: int | None) -> tuple[int, int]:
+    """Bring metrics and samples to where they were at a checkpoint: lines set aside, lines taken back."""
+    known = complete(path / FOLDER)
+    newest = max((checkpoint.manifest.sequence for checkpoint in known), default=0)
+    if sequence is None:
+        sequence = max((checkpoint.manifest.sequence for checkpoint in known if checkpoint.step == step), default=newest + 1)
+    counts = [jsonl.rewind(file, step, sequence, newest) for file in _streams(path)]
+    return sum(moved for moved, _ in counts), sum(back for _, back in counts)
+
+
 def _streams(path: Path) -> list[Path]:
     """Files that are appended to."""
     return [path / "metrics.jsonl", *sorted((path / "samples").glob("*.jsonl"))]
+
+
+def _check_place(parent: Path) -> None:
+    """Raise UserError where a run's folder cannot be made, whatever its name."""
+    above = parent
+    while not os.path.exists(above) and above != above.parent:
+        above = above.parent
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        raise UserError(f"run.dir={parent}: {above} {'cannot be written to' if above.is_dir() else 'is no folder'}; choose a folder that can be written to")
 
 
 def _check_name(parent: Path, name: str | None) -> None:
@@ -229,7 +303,12 @@ def _new_folder(parent: Path, name: str | None, recipe: str) -> Path:
 
 def _lock(path: Path) -> int:
     """A lock that the system takes back when this process ends, however it ends."""
-    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    with _writing(path):
+        handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    return _take(handle, path)
+
+
+def _take(handle: int, path: Path) -> int:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -238,11 +317,25 @@ def _lock(path: Path) -> int:
     return handle
 
 
+@contextlib.contextmanager
+def _writing(path: Path, elsewhere: str = COPY) -> Iterator[None]:
+    """Turns the system's errors of a run's folder into one line."""
+    try:
+        yield
+    except OSError as error:
+        raise disk.explained(f"cannot write to {path}", path, error, "or choose another folder (run.dir=...)", elsewhere) from error
+
+
+class _LogFile(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """A full disk is told by what the run cannot do without, not by a traceback for each line."""
+
+
 def _logger(path: Path) -> logging.Logger:
     """A logger of this run alone, that writes to its file with times."""
     path.parent.mkdir(parents=True, exist_ok=True)
     log = logging.Logger(f"msrl {path}", logging.INFO)
-    handler = logging.FileHandler(path, encoding="utf-8", errors="replace")
+    handler = _LogFile(path, encoding="utf-8", errors="replace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     return log

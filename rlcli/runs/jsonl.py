@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlcli.errors import RunError
 
 Row = dict[str, Any]
+AFTER = "set_aside_after_step"  # in the line below a block of lines that were set aside
 
 
 def encode(row: Row) -> bytes:
@@ -57,25 +59,63 @@ class Appender:
             self._file = None
 
 
-def rewind(path: Path, keep: Callable[[Row], bool]) -> int:
-    """Prepare a file for appending after an interruption: rows that `keep` refuses, and a torn last line, move to PATH.set-aside.
+def rewind(path: Path, step: int, taken: int, newest: int) -> tuple[int, int]:
+    """Make a file what it was when the checkpoint of `step` was saved, ready for appending: (lines moved away, lines taken back).
 
-    Returns the number of lines moved. The file is replaced whole or not at all.
+    What does not belong to that checkpoint, a torn last line too, moves to PATH.set-aside and is never lost: below it goes a line with the
+    step it came after and `newest`, the number of the newest checkpoint then. `taken` is the number of the checkpoint to go on from: all
+    moves since it was saved are undone first. The file is replaced whole or not at all.
     """
     if not path.is_file():
-        return 0
-    kept: list[bytes] = []
-    moved: list[bytes] = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        row = _decode(line)
-        (kept if row is not None and keep(row) else moved).append(line)
-    if moved:
-        with path.with_name(f"{path.name}.set-aside").open("ab") as aside:
-            aside.writelines(line if line.endswith(b"\n") else line + b"\n" for line in moved)
-        draft = path.with_name(f".{path.name}.part")
-        draft.write_bytes(b"".join(kept))
-        draft.replace(path)
-    return len(moved)
+        return 0, 0
+    aside = path.with_name(f"{path.name}.set-aside")
+    lines = path.read_bytes().splitlines(keepends=True)
+    wanted, shared = lines, step
+    for after, number, block in reversed(_blocks(aside)):
+        if number < taken:
+            break
+        wanted, shared = _up_to(wanted, after) + block, min(shared, after)
+    wanted, kept = _up_to(wanted, step), _up_to(lines, shared)
+    if wanted == lines:
+        return 0, 0
+    moved = [line for line in lines if _step(line) > shared]
+    _set_aside(aside, moved, shared, newest)
+    draft = path.with_name(f".{path.name}.part")
+    draft.write_bytes(b"".join(wanted))
+    draft.replace(path)
+    return len(moved), len(wanted) - len(kept)
+
+
+def _set_aside(aside: Path, lines: list[bytes], after: int, newest: int) -> None:
+    """One more block. On the disk before its lines leave the file."""
+    with aside.open("a+b") as out:
+        if out.tell() and aside.read_bytes()[-1:] != b"\n":
+            out.write(b"\n")  # a write of before was cut short
+        out.writelines(line if line.endswith(b"\n") else line + b"\n" for line in lines)
+        out.write(encode({AFTER: after, "lines": len(lines), "newest_checkpoint": newest}))
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def _blocks(aside: Path) -> list[tuple[int, int, list[bytes]]]:
+    """What was set aside, in order: (after which step, newest checkpoint then, lines)."""
+    if not aside.is_file():
+        return []
+    lines, blocks = aside.read_bytes().splitlines(keepends=True), []
+    for place, line in enumerate(lines):
+        if (mark := _decode(line)) is not None and AFTER in mark:
+            blocks.append((int(mark[AFTER]), int(mark["newest_checkpoint"]), lines[max(0, place - int(mark["lines"])) : place]))
+    return blocks
+
+
+def _up_to(lines: list[bytes], step: int) -> list[bytes]:
+    return [line for line in lines if _step(line) <= step]
+
+
+def _step(line: bytes) -> float:
+    """The step of a row; a torn line is beyond all."""
+    row = _decode(line)
+    return math.inf if row is None else row.get("step", 0)
 
 
 def _decode(line: bytes) -> Row | None:
