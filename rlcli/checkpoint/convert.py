@@ -16,6 +16,7 @@ from rlcli.checkpoint.disk import THREADS, explained, hash_file
 from rlcli.checkpoint.dist_write import DistTarget
 from rlcli.checkpoint.formats import open_stored
 from rlcli.checkpoint.hf_folder import HfTarget
+from rlcli.checkpoint.narrow import check_range
 from rlcli.checkpoint.regions import SIZES, same_bits
 from rlcli.checkpoint.sharded import ShardedTarget
 from rlcli.checkpoint.stored import Stored
@@ -137,10 +138,11 @@ def make_target(job: Conversion, source: Stored) -> Target:
 def _move(source: Stored, target: Target, rule: Rule) -> int:
     """Read one parameter, write it; the bytes it had. A tied head's copy comes from the embedding."""
     origin = rule if not rule.copy else next(r for r in source.spec.rules if r.sources == rule.sources and not r.copy)
-    if source.hf:
-        target.put(rule, source.tensors(origin))
-    else:
-        target.put_parts(rule, source.parts(origin))
+    read = source.tensors(origin) if source.hf else source.parts(origin)
+    if target.dtype != "keep":
+        parts = enumerate(read) if source.hf else ((number, piece) for number, _, piece in pieces(origin, read))
+        check_range(origin, parts, target.dtype_of(rule), source.folder)
+    (target.put if source.hf else target.put_parts)(rule, read)
     return 0 if rule.copy else size_of(rule, source)
 
 

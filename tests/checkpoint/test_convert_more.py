@@ -14,9 +14,10 @@ from rlcli.checkpoint.convert import Conversion, convert
 from rlcli.checkpoint.inspect import inspect, verify_folder
 from rlcli.checkpoint.target import is_mount
 from rlcli.errors import UserError
+from rlcli.models.layout import Layout
 from rlcli.models.registry import read_model
 
-Q, K = "model.layers.1.self_attn.q_proj.weight", "model.layers.1.self_attn.k_proj.weight"
+K = "model.layers.1.self_attn.k_proj.weight"
 
 
 def rewrite(folder: Path, **tensors: torch.Tensor) -> Path:
@@ -156,3 +157,23 @@ def test_links_in_a_circle_and_mount_points_are_refused_before_any_work(llama, t
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "hf", "mount"]
     assert is_mount(Path("/proc"))
     assert not is_mount(llama)
+
+
+@pytest.mark.parametrize("to", ["hf", "mcore", "torch_dist", "classic"])
+def test_values_that_overflow_in_a_narrower_dtype_are_refused(to, llama, tmp_path):
+    """What was infinite or no number before stays so, and the largest that fits is no overflow."""
+    large, odd = load_hf_tensors(llama)[K].float(), torch.tensor([float("nan"), float("inf"), -float("inf"), 65504.0, -65510.0] + [1.0] * 27)
+    to_dtype(llama, "", torch.float32)
+    rewrite(llama, **{"model.norm.weight": odd})
+    convert(Conversion(llama, tmp_path / "fits", to, dtype="float16"))
+    large[3, 5] = -65600.0
+    rewrite(llama, **{K: large})
+    convert(Conversion(llama, tmp_path / "own", "mcore", layout=Layout(tensor=2)))
+    for load in (llama, tmp_path / "own"):
+        with pytest.raises(UserError, match=rf"{K} would overflow to infinity in float16; take --dtype bfloat16 or float32"):
+            convert(Conversion(load, tmp_path / "out", to, dtype="float16"))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fits", "hf", "own"]
+    convert(Conversion(llama, tmp_path / "out", to, dtype="bfloat16"))
+    large[3, 5] = 3.4e38
+    with pytest.raises(UserError, match=rf"{K} would overflow to infinity in bfloat16; take --dtype float32"):
+        convert(Conversion(rewrite(llama, **{K: large}), tmp_path / "more", to, dtype="bfloat16"))
