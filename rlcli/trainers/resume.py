@@ -16,7 +16,7 @@ from rlcli.models.spec import ModelSpec
 from rlcli.runs.folder import RunFolder
 from rlcli.trainers.launch import anchored, check_dapo, environment_of, open_both, run_dapo
 from rlcli.trainers.launch_dpo import check_dpo, open_all, reference_identity, run_dpo
-from rlcli.trainers.saving import MODEL, model_identity, require_same
+from rlcli.trainers.saving import MODEL, model_identity, require_same, require_same_model
 
 # Settings that the saved state was made under: another value would silently mean another run.
 FIXED = (
@@ -34,7 +34,7 @@ FIXED = (
     "data.train_on",
     "train.batch_pairs",
 )
-DATA_REMEDY = "give the same rows as data.train=..., or add --allow-data-change to go on with others, from their beginning"
+DATA_REMEDY = "give the same rows as data.train=..., with the chat template of then, or add --allow-data-change to go on with others, from their beginning"
 MOVABLE = ("model", "data.train")  # of those, what may move to another place as long as the content is the same
 
 
@@ -77,7 +77,7 @@ def refuse_unsafe(saved: Loaded, loaded: Loaded, allow_data_change: bool) -> Non
 
 
 def require_model(config: DapoRecipe | DpoRecipe, spec: ModelSpec, checkpoint: Checkpoint) -> None:
-    require_same(f"the model in {config.model}", checkpoint.manifest.model, model_identity(spec), "give the same one as model=DIR")
+    require_same_model(config.model, checkpoint.manifest.model, model_identity(spec))
 
 
 def require_data(config: DapoRecipe | DpoRecipe, fingerprint: str, checkpoint: Checkpoint) -> None:

@@ -17,6 +17,7 @@ from rlcli.checkpoint.state import write_state
 from rlcli.checkpoint.store import Store
 from rlcli.config.schema import CheckpointConfig
 from rlcli.engines.base import TrainEngine
+from rlcli.engines.rollout_setup import end_tokens
 from rlcli.errors import MsrlError, UserError, WorkerLost
 from rlcli.models.spec import ModelSpec
 
@@ -142,14 +143,30 @@ def export_final(trainer: TrainEngine, final: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
+INERT = ("_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache")  # in config.json, and no matter to a run
+
+
 def model_identity(spec: ModelSpec) -> dict[str, str]:
-    """What a resumed run's model folder must agree in: architecture and tokenizer, not the weights, which the checkpoint has."""
+    """What a resumed run's model folder must agree in: all but the weights, which the checkpoint has."""
     shapes = sorted((name, list(info.shape)) for name, info in spec.tensors.items())
     tokenizer = next((path for path in (spec.folder / "tokenizer.json", spec.folder / "tokenizer.model") if path.is_file()), None)
+    config = {key: value for key, value in spec.config.items() if key not in INERT}
     return {
         "shapes": hashlib.sha256(json.dumps(shapes).encode()).hexdigest(),
         "tokenizer": hashlib.sha256(tokenizer.read_bytes()).hexdigest() if tokenizer else "",
+        "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
+        "end tokens": " ".join(map(str, end_tokens(spec.folder))),
     }
+
+
+WHERE = {"shapes": "its tensors have other names or shapes", "tokenizer": "tokenizer.json", "config": "config.json", "end tokens": "the tokens that end a response"}
+
+
+def require_same_model(folder: str, saved: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise UserError where a checkpoint's run had another model folder than it is given now; checkpoints of an older msrl noted less."""
+    other = [WHERE[key] for key in now if key in saved and saved[key] != now[key]]
+    if other:
+        raise UserError(f"the model in {folder} is not the one that the checkpoint was made with ({', '.join(other)}): give the same one as model=DIR")
 
 
 def require_same(what: str, saved: Any, now: Any, remedy: str) -> None:

@@ -74,11 +74,33 @@ def test_other_data_is_refused_with_the_remedy(copy: Copy, tmp_path: Path) -> No
 
 def test_another_model_and_another_tokenizer_are_refused(copy: Copy, tiny_model_factory: Callable[..., Path], undisturbed: Finished, tmp_path: Path) -> None:
     line = copy.refused("train.steps=20", f"model={tiny_model_factory('qwen2', layers=3)}")
-    assert "is not the one that the checkpoint was made with: give the same one as model=DIR" in line
+    assert "is not the one that the checkpoint was made with (its tensors have other names or shapes, config.json): give the same one as model=DIR" in line
     model = Path(shutil.copytree(undisturbed.model, tmp_path / "other-tokenizer"))
     text = (model / "tokenizer.json").read_text()
     (model / "tokenizer.json").write_text(text.replace("<|im_end|>", "<|im_over|>"))
-    assert "is not the one that the checkpoint was made with" in copy.refused("train.steps=20", f"model={model}")
+    assert "is not the one that the checkpoint was made with (tokenizer.json)" in copy.refused("train.steps=20", f"model={model}")
+
+
+@pytest.mark.parametrize(("file", "change", "words"), [
+    ("config.json", {"rms_norm_eps": 1e-3}, "(config.json)"),
+    ("config.json", {"eos_token_id": 7}, "(config.json, the tokens that end a response)"),
+    ("generation_config.json", {"eos_token_id": [7, 258]}, "(the tokens that end a response)"),
+])
+def test_a_model_of_the_same_shapes_that_computes_or_ends_otherwise_is_refused(
+    copy: Copy, undisturbed: Finished, tmp_path: Path, file: str, change: dict[str, object], words: str
+) -> None:
+    model = Path(shutil.copytree(undisturbed.model, tmp_path / "other"))
+    (model / file).write_text(json.dumps({**json.loads((model / file).read_text()), **change}))
+    assert f"is not the one that the checkpoint was made with {words}: give the same one" in copy.refused("train.steps=20", f"model={model}")
+
+
+def test_another_chat_template_is_another_data_set(copy: Copy, undisturbed: Finished, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(undisturbed.model, tmp_path / "other"))
+    template = model / "chat_template.jinja"
+    template.write_text(template.read_text().replace("<|im_end|>", "<|im_end|> "))
+    line = copy.refused("train.steps=20", f"model={model}")
+    assert "is not the one that the checkpoint was made with: give the same rows" in line
+    assert "with the chat template of then" in line
 
 
 def test_a_damaged_checkpoint_that_was_named_is_refused(copy: Copy) -> None:
