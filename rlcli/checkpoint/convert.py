@@ -224,8 +224,12 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
     total = sum(source.dtypes().values())
     with ThreadPoolExecutor(1) as beside:
         sealed = beside.submit(target.seal)  # takes checksums of what is compared meanwhile: together they read it once
-        each(rules, compare, "verify", job.threads, lambda stage, now, _: progress(stage, now, total))
-        check_copies(written)
+        try:
+            each(rules, compare, "verify", job.threads, lambda stage, now, _: progress(stage, now, total))
+            check_copies(written)
+        except BaseException:
+            target.clear()  # what is not there takes no time to read
+            raise
         sealed.result()
     return len(rules)
 

@@ -177,6 +177,11 @@ class Target(ABC):
         self._unmark(self.folder)
         sync_folder(self.folder.resolve().parent)
 
+    def clear(self) -> None:
+        """Remove all that was written, but stay at work."""
+        with contextlib.suppress(OSError):
+            _empty(self.partial)
+
     def abandon(self) -> None:
         """Remove what was written."""
         with contextlib.suppress(OSError):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
 import typer
@@ -81,7 +84,7 @@ def convert(
 
     layout = Layout(tensor=tp, pipeline=pp, expert=ep, expert_tensor=etp or tp, virtual=vpp, stages=_stages(pp_layout))
     job = Conversion(load, save, to, source, layout, extend, names, dtype, model, not no_verify, verify == "logits" and not no_verify, threads or threads_by_default())
-    with _progress() as told:
+    with _stoppable(save), _progress() as told:
         done = run(job, told)
     if to in ("hf", "torch_dist") and layout != Layout():
         typer.echo(f"note: {to} folders hold whole tensors and serve any layout" + ("; --tp pads the vocabulary" if to == "torch_dist" else ""))
@@ -89,6 +92,29 @@ def convert(
         typer.echo("note: --names and --moe-tp-extend-ep are for classic folders; not used here")
     _tell(done, verified=not no_verify)
     typer.echo(f"written: {save}")
+
+
+@contextmanager
+def _stoppable(save: Path) -> Iterator[None]:
+    """SIGTERM and SIGHUP clean up as Ctrl-C does, and say so; what comes while that is done changes nothing. Ignored signals stay ignored."""
+    heard: list[int] = []
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        heard.append(number)
+        if len(heard) == 1:
+            raise KeyboardInterrupt
+
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, hear) for number in wanted if signal.getsignal(number) not in (signal.SIG_IGN, None)}
+    try:
+        yield
+    except KeyboardInterrupt:
+        number = signal.Signals(heard[0] if heard else signal.SIGINT)
+        typer.echo(f"stopped: {number.name}; nothing unfinished is left at {save}", err=True)
+        raise typer.Exit(128 + number) from None
+    finally:
+        for known, handler in before.items():
+            signal.signal(known, handler)
 
 
 def _tell(done: Converted, verified: bool) -> None:

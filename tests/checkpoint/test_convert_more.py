@@ -1,5 +1,6 @@
 """Conversion where dtypes mix or narrow, where it is stopped, and where folders are odd."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -177,3 +178,38 @@ def test_values_that_overflow_in_a_narrower_dtype_are_refused(to, llama, tmp_pat
     large[3, 5] = 3.4e38
     with pytest.raises(UserError, match=rf"{K} would overflow to infinity in bfloat16; take --dtype float32"):
         convert(Conversion(rewrite(llama, **{K: large}), tmp_path / "more", to, dtype="bfloat16"))
+
+
+STOPPED = """
+import os, sys
+from rlcli.checkpoint import convert as c
+from rlcli.checkpoint.target import Target
+from rlcli.app import main
+at, number, argv = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
+owner, name = {"write": (c, "_move"), "verify": (c, "differing"), "seal": (Target, "seal")}[at]
+done = getattr(owner, name)
+def stop(*args):
+    os.kill(os.getpid(), number)
+    os.kill(os.getpid(), number)  # again, at once
+    return done(*args)
+setattr(owner, name, stop)
+main(argv)
+"""
+
+
+@pytest.mark.parametrize(("at", "name"), [("write", "SIGTERM"), ("verify", "SIGINT"), ("seal", "SIGHUP")])
+def test_signals_leave_nothing_and_say_so_in_one_line(at, name, llama, tmp_path):
+    number = getattr(signal, name)
+    argv = [sys.executable, "-c", STOPPED, at, str(int(number)), "ckpt", "convert", "--load", str(llama), "--save", str(tmp_path / "out"), "--to", "hf"]
+    run = subprocess.run(argv, check=False, timeout=100, capture_output=True, text=True)
+    assert (run.returncode, run.stdout) == (128 + number, "")
+    assert run.stderr == f"stopped: {name}; nothing unfinished is left at {tmp_path / 'out'}\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["hf"]
+
+
+def test_a_signal_that_was_ignored_stays_so(llama, tmp_path):
+    """As under nohup."""
+    argv = [sys.executable, "-c", "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)" + STOPPED, "write", str(int(signal.SIGHUP)),
+            "ckpt", "convert", "--load", str(llama), "--save", str(tmp_path / "out"), "--to", "hf"]
+    assert subprocess.run(argv, check=False, timeout=100).returncode == 0
+    assert read_safetensors(tmp_path / "out") == read_safetensors(llama)
