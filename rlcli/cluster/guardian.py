@@ -20,7 +20,7 @@ RECORD = "processes.json"
 MARK = "MSRL_CLUSTER"  # in the environment of every process of a run but its driver: helpers that lost their parents are known by it
 FOLDERS = "folders.json"  # elsewhere, that go with the run
 DYING_S = 5.0
-TIDYING_S = 1.0  # for helpers that clear up what processes left that were killed, and then end by themselves
+TIDYING_S = 3.0  # for helpers that clear up what processes left that were killed, and then end by themselves
 GRACE_S = 1.0  # for those that end by themselves, so that they can flush their logs
 
 
