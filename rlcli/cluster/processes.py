@@ -70,7 +70,7 @@ def marked(name: str, value: str) -> list[ProcessId]:
 
 
 # What asks a run to stop. The driver hears it, saves, and ends all others itself; they must go on until then.
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 
 def be_out_of_reach() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import select
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -152,10 +154,13 @@ class Console:
     def _print(self, style: str, text: str, level: int = logging.INFO) -> None:
         if self.log is not None:
             self.log.log(level, text)
-        if self.progress is None:
-            print(text, file=self.out, flush=True)
-        else:
-            self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        try:
+            if self.progress is None:
+                print(text, file=self.out, flush=True)
+            else:
+                self.progress.console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        except OSError:
+            leave_screen()  # the log has it
 
     def _advance(self, step: int | None) -> None:
         if self.progress is None:
@@ -165,6 +170,18 @@ class Console:
             self._task = self.progress.add_task("", total=self.total or None, what="")
         if step is not None:
             self.progress.update(self._task, completed=step, what="")
+
+
+def leave_screen() -> None:
+    """Where the terminal is gone, or who read a pipe, let what is printed go nowhere: each line would fail, and no run should end by that."""
+    asking = select.poll()
+    for handle in (1, 2):
+        asking.register(handle, select.POLLOUT)
+    gone = [handle for handle, events in asking.poll(0) if events & (select.POLLERR | select.POLLHUP)]
+    for handle in gone:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, handle)
+        os.close(nowhere)
 
 
 def _bar(out: TextIO) -> Any:

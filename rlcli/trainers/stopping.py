@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -11,8 +12,10 @@ from types import FrameType, TracebackType
 
 from rlcli.cluster.processes import STOP_SIGNALS
 from rlcli.errors import RunError, StoppedEarly
+from rlcli.runs.console import leave_screen
 from rlcli.runs.folder import RunFolder
 
+FOREWARNINGS = (signal.SIGUSR1, signal.SIGHUP)  # a scheduler's, and a lost connection's, which every shell on the way passes on: more may follow
 ECHO_S = 0.5  # a wrapper (timeout, make, uv run) passes on the signal that the whole group was given already
 
 
@@ -27,6 +30,8 @@ class Stopper:
 
     def __enter__(self) -> Stopper:
         for number in STOP_SIGNALS:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue  # by nohup: the run is to outlive its terminal
             self._before[number] = signal.signal(number, self._hear)
         return self
 
@@ -36,17 +41,20 @@ class Stopper:
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         name, now = signal.Signals(number).name, time.monotonic()
+        if number == signal.SIGHUP:
+            leave_screen()
         if self._first is not None:
             first, since = self._first
-            if (first, number) == (signal.SIGUSR1, signal.SIGTERM):
-                self._first = number, now  # SIGUSR1 was a scheduler's early warning, and this its first word to end
-            elif number != signal.SIGUSR1 and now - since > ECHO_S:
+            if first in FOREWARNINGS and number == signal.SIGTERM:
+                self._first = number, now  # this is the first word to end
+            elif number not in FOREWARNINGS and now - since > ECHO_S:
                 raise KeyboardInterrupt(name)
             return
         self._first = number, now
         self._reason = self._reason or f"signal {name}"
         # Not by print: the signal may have come in the middle of one.
-        os.write(2, f"\n{name}: the run saves and stops at the next safe point; Ctrl-C{' again' * (number == signal.SIGINT)} ends it at once\n".encode())
+        with contextlib.suppress(OSError):
+            os.write(2, f"\n{name}: the run saves and stops at the next safe point; Ctrl-C{' again' * (number == signal.SIGINT)} ends it at once\n".encode())
 
     @property
     def reason(self) -> str | None:
