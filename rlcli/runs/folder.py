@@ -95,9 +95,9 @@ class RunFolder:
         lock = _lock(path)
         state |= {"state": RUNNING, "step": step, "total": getattr(config.train, "steps", 0) or state.get("total", 0), "resumed": _now()}
         with _writing(path):
-            moved, back = _rewind(path, step, sequence)
             save_resolved(config, path / "config.yaml")
-            _write_json(path / "run.json", state)
+            _write_json(path / "run.json", state)  # first: a finished run's record must not say so with rows set aside
+            moved, back = _rewind(path, step, sequence)
             run = cls(path, lock, config, state, environment or {}, out)
         if moved:
             run.console.info(f"{moved} lines of metrics and samples {'of another course' if back else f'after step {step}'} were set aside in {path}")
@@ -222,10 +222,10 @@ def read_state(path: Path) -> dict[str, Any]:
 def record_finished(path: Path, step: int, sequence: int | None = None) -> None:
     """Let the record of a run that was found finished, at this checkpoint, say so, as after a resumption that came to nothing.
 
-    Nothing is done where it says so already, or cannot be written.
+    Nothing is done where it says so already, of this step or a later one, or cannot be written.
     """
     state = read_state(path)
-    if (state.get("state"), state.get("step")) == (FINISHED, step):
+    if state.get("state") == FINISHED or step < state.get("total", 0):
         return
     with contextlib.suppress(MsrlError):
         lock = _lock(path)

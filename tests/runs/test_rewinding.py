@@ -122,6 +122,8 @@ def test_a_run_found_finished_is_recorded_so(story: Story) -> None:
     assert story.rows == "aaaaaaaa"
     state = read_state(story.path)
     assert (state["state"], state["step"]) == ("finished", 8)
+    record_finished(story.path, 6, 6)  # as with train.steps=6: that is not how this run ended
+    assert (story.rows, read_state(story.path)) == ("aaaaaaaa", state)
 
 
 def test_a_run_that_goes_on_is_told_before_its_checkpoints_are_read(tmp_path: Path) -> None:
