@@ -40,6 +40,8 @@ def compare(first: Path, second: Path, model: Path | None = None, extend: bool |
             if run.returncode:
                 raise RunError(f"{folder}: logits could not be computed: {(run.stderr.strip().splitlines() or ['no message'])[-1]}")
             outs.append(torch.load(out, weights_only=True))
+            if not bool(torch.isfinite(outs[-1]).all()):
+                raise RunError(f"{folder}: logits are not finite, so that they cannot be compared; msrl ckpt verify finds weights that are not")
     return float((outs[0] - outs[1]).abs().max()), float(outs[0].std())
 
 

@@ -86,7 +86,9 @@ def read_folder(folder: Path) -> dict[str, TensorInfo]:
             raise UserError(f"{folder / INDEX}: has no valid weight_map")
         files = sorted(set(weight_map.values()))
     else:
-        weight_map, files = None, sorted(p.name for p in folder.glob("*.safetensors"))
+        found = sorted(p.name for p in folder.glob("*.safetensors"))
+        files = [name for name in found if not name.startswith("consolidated")] or found  # Mistral's own, the same weights by other names
+        weight_map = None
         if not files:
             raise UserError(f"{folder}: has no *.safetensors file" + _other_formats(folder))
     tensors: dict[str, TensorInfo] = {}

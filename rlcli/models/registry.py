@@ -14,6 +14,8 @@ from rlcli.models.spec import Family, ModelSpec
 from rlcli.models.unfinished import refuse_unfinished
 
 FAMILIES: tuple[Family, ...] = (llama.FAMILY, qwen2.FAMILY, qwen3.FAMILY, mistral.FAMILY, qwen3_moe.FAMILY, deepseek.FAMILY)
+COUNTS = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "num_experts", "num_local_experts", "n_routed_experts")
+MOST, MOST_EXPERTS = 5_000, 100_000  # of each count; of experts in all layers: several times what the largest models have
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tiktoken.model")
 
 
@@ -48,7 +50,19 @@ def read_config(config: dict[str, Any], folder: Path) -> ModelSpec:
     if family is None:
         known = ", ".join(a for f in FAMILIES for a in f.architectures)
         raise UserError(f"{where}: architecture {', '.join(names) or '(none named)'} is not supported (only {known})")
+    _check_counts(config, where)
     return ModelSpec(folder=folder, family=family, config=config, **family.read(config, where))
+
+
+def _check_counts(config: dict[str, Any], where: str) -> None:
+    """Refuse at once what would make a table of weights without end."""
+    counts = {key: value for key in COUNTS if isinstance(value := config.get(key), int)}
+    for key, value in counts.items():
+        if value > MOST:
+            raise UserError(f"{where}: {key} is {value}; more than {MOST} is not supported")
+    layers, experts = counts.get("num_hidden_layers", 1), max([counts[key] for key in COUNTS if "experts" in key and key in counts], default=1)
+    if layers * experts > MOST_EXPERTS:
+        raise UserError(f"{where}: {layers} layers of {experts} experts are more than the {MOST_EXPERTS} in all that are supported")
 
 
 def check_tensors(spec: ModelSpec) -> None:

@@ -1,5 +1,6 @@
 """Conversion where dtypes mix or narrow, where it is stopped, and where folders are odd."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from ckpt_models import load_hf_tensors, make_hf, read_safetensors, write_safete
 from rlcli.checkpoint.convert import Conversion, convert
 from rlcli.checkpoint.inspect import inspect, verify_folder
 from rlcli.checkpoint.target import is_mount
-from rlcli.errors import UserError
+from rlcli.errors import RunError, UserError
 from rlcli.models.layout import Layout
 from rlcli.models.registry import read_model
 
@@ -70,7 +71,6 @@ def test_parameters_of_several_dtypes_that_a_format_joins(family, part, to, tmp_
 def test_verification_compares_with_the_dtype_of_each_tensor(llama, tmp_path, monkeypatch):
     """Were the refusal not there, the loss would be found."""
     from rlcli.checkpoint.target import Target
-    from rlcli.errors import RunError
 
     to_dtype(llama, "k_proj", torch.float32)
     monkeypatch.setattr(Target, "check_dtypes", lambda self, source: None)
@@ -213,3 +213,42 @@ def test_a_signal_that_was_ignored_stays_so(llama, tmp_path):
             "ckpt", "convert", "--load", str(llama), "--save", str(tmp_path / "out"), "--to", "hf"]
     assert subprocess.run(argv, check=False, timeout=100).returncode == 0
     assert read_safetensors(tmp_path / "out") == read_safetensors(llama)
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("family", "keys", "words"), [
+    ("llama", {"num_hidden_layers": 10_000_000}, "num_hidden_layers is 10000000; more than 5000 is not supported"),
+    ("qwen3_moe", {"num_experts": 10_000_000}, "num_experts is 10000000; more than"),
+    ("deepseek_v3", {"num_hidden_layers": 4000, "n_routed_experts": 4000}, "4000 layers of 4000 experts are more than the 100000"),
+    ("qwen3", {"num_attention_heads": 10**9, "num_key_value_heads": 10**9}, "num_attention_heads is 1000000000; more than"),
+])
+def test_numbers_in_config_that_no_model_has_are_refused_at_once(family, keys, words, tmp_path):
+    folder = make_hf(tmp_path / "hf", family)
+    convert(Conversion(folder, tmp_path / "own", "mcore"))
+    for path in (folder / "config.json", tmp_path / "own" / "hf" / "config.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+    for load in (folder, tmp_path / "own"):
+        with pytest.raises(UserError, match=rf"config\.json: {words}"):
+            convert(Conversion(load, tmp_path / "out", "hf"))
+
+
+def test_weights_that_stand_there_a_second_time_as_mistral_names_them(tmp_path):
+    folder = make_hf(tmp_path / "hf", "mistral")
+    write_safetensors(folder / "consolidated.safetensors", {"layers.0.attention.wq.weight": torch.ones(32, 32)})
+    convert(Conversion(folder, tmp_path / "own", "mcore"))
+    convert(Conversion(tmp_path / "own", tmp_path / "back", "hf"))
+    (folder / "consolidated.safetensors").unlink()
+    assert read_safetensors(tmp_path / "back") == read_safetensors(folder)
+
+
+@pytest.mark.parametrize("which", ["hf", "out"])
+def test_logits_that_are_not_finite_are_told_with_their_folder(which, tmp_path, monkeypatch):
+    from rlcli.checkpoint import logits
+
+    def run(command, **more):
+        torch.save(torch.full((2,), float("nan") if command[3].endswith(which) else 1.0), command[4])
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(logits.subprocess, "run", run)
+    with pytest.raises(RunError, match=f"{which}: logits are not finite, so that they cannot be compared"):
+        logits.compare(tmp_path / "hf", tmp_path / "out")
