@@ -129,7 +129,8 @@ def export_final(trainer: TrainEngine, final: Path) -> None:
     """Write the trained model as an HF folder; that of an earlier end of the same run is replaced once the new one is whole."""
     trainer.what = "export"
     fresh, old = final.with_name(f".{final.name}-new"), final.with_name(f".{final.name}-old")
-    for path in (fresh, old):
+    half = fresh.with_name(f"{fresh.name}.partial")  # as `HfWriter` calls it
+    for path in (half, fresh, old):
         shutil.rmtree(path, ignore_errors=True)
     try:
         trainer.export(fresh)
@@ -138,7 +139,8 @@ def export_final(trainer: TrainEngine, final: Path) -> None:
                 final.rename(old)
             fresh.rename(final)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)  # half a model is none, and takes the room of what could be saved
+        for path in (half, fresh):  # half a model is none, and takes up room
+            shutil.rmtree(path, ignore_errors=True)
         raise
     shutil.rmtree(old, ignore_errors=True)
 
