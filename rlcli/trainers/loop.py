@@ -109,8 +109,11 @@ class Loop(ABC):
         self.run.console.warn(f"{why}; the update was skipped")
         limit = self._config.train.max_nonfinite
         if self._config.train.on_nonfinite == "stop" or self.skipped_in_row >= limit:
-            self.save()
-            raise RunError(f"{why}. {self.skipped_in_row} in a row, train.max_nonfinite={limit}; the run can be resumed with `msrl resume --ckpt {self.run.path}`")
+            told = f"{why}. {self.skipped_in_row} in a row, train.max_nonfinite={limit}"
+            self.save_last()
+            if self.unsaved:
+                raise RunError(f"{told}; {self.unsaved}")
+            raise RunError(f"{told}; the run can be resumed with `msrl resume --ckpt {self.run.path}`")
 
     def save_if_due(self) -> None:
         every = self._config.checkpoint.every
@@ -130,7 +133,7 @@ class Loop(ABC):
             raise RunError(f"the checkpoint of step {self.step} was not saved: {error}") from error
 
     def save_last(self) -> None:
-        """`save` after the last step. A failure is kept in `unsaved`, so that the trained model is not lost over it."""
+        """`save` where the run ends. A failure is kept in `unsaved`, so that neither the trained model nor why it ends is lost over it."""
         try:
             self.save()
         except WorkerLost:

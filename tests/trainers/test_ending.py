@@ -67,11 +67,11 @@ class Short(Loop):
         return Manifest(kind="dapo", step=self.step, consumed=0, config={}, versions={}, layout={}, model={}, data={}, metrics={}, optimizer=True)
 
 
-def ended(tmp_path: Path, full: set[str], stop_at: int = 0) -> tuple[MsrlError | None, list[str]]:
+def ended(tmp_path: Path, full: set[str], stop_at: int = 0, give_up: bool = False) -> tuple[MsrlError | None, list[str]]:
     """How the run ended, and what it left."""
     told: list[str] = []
     run = SimpleNamespace(path=tmp_path, final=tmp_path / "final", console=SimpleNamespace(info=told.append, warn=told.append))
-    config = load("dapo", None, ["model=m", "data.train=d", "train.steps=2"]).config
+    config = load("dapo", None, ["model=m", "data.train=d", "train.steps=2", "train.max_nonfinite=1"]).config
     error = None
     with open_store(tmp_path / "checkpoints", CheckpointConfig(), told.append) as store:
         parts = SimpleNamespace(run=run, trainer=Ranks(full), stopper=None)
@@ -82,6 +82,8 @@ def ended(tmp_path: Path, full: set[str], stop_at: int = 0) -> tuple[MsrlError |
                 loop.step = stop_at
                 parts.saver.try_save(loop.manifest(), {})
                 loop.stop("signal SIGTERM")
+            if give_up:
+                loop.count_skipped("the loss is not finite")
             loop.complete(None)
         except MsrlError as fault:
             error = fault
@@ -140,3 +142,8 @@ def test_a_stop_that_cannot_save_says_so(tmp_path: Path) -> None:
     error, left = ended(tmp_path, {"save"}, stop_at=1)
     assert str(error) == "the checkpoint of step 1 was not saved: save: train rank 0: the disk is full"
     assert (type(error), left) == (RunError, [])
+
+
+def test_a_run_given_up_says_why_also_where_it_cannot_save(tmp_path: Path) -> None:
+    error, _ = ended(tmp_path, {"save"}, give_up=True)
+    assert str(error) == "the loss is not finite. 1 in a row, train.max_nonfinite=1; the checkpoint of step 0 was not saved: save: train rank 0: the disk is full"
