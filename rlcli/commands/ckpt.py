@@ -100,20 +100,23 @@ def _stoppable(save: Path) -> Iterator[None]:
     heard: list[int] = []
 
     def hear(number: int, frame: FrameType | None) -> None:
+        for known in before:
+            signal.signal(known, signal.SIG_IGN)
         heard.append(number)
-        if len(heard) == 1:
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
     wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, hear) for number in wanted if signal.getsignal(number) not in (signal.SIG_IGN, None)}
+    before = {number: handler for number in wanted if (handler := signal.getsignal(number)) not in (signal.SIG_IGN, None)}
     try:
+        for known in before:
+            signal.signal(known, hear)
         yield
     except KeyboardInterrupt:
         number = signal.Signals(heard[0] if heard else signal.SIGINT)
         typer.echo(f"stopped: {number.name}; nothing unfinished is left at {save}", err=True)
         raise typer.Exit(128 + number) from None
     finally:
-        for known, handler in before.items():
+        for known, handler in before.items() if not heard else ():  # else the process ends, and nothing should change how
             signal.signal(known, handler)
 
 
