@@ -13,7 +13,7 @@ from rlcli.config.load import Loaded, from_dict, get
 from rlcli.config.schema import DapoRecipe, DpoRecipe
 from rlcli.errors import UserError
 from rlcli.models.spec import ModelSpec
-from rlcli.runs.folder import RunFolder
+from rlcli.runs.folder import RunFolder, record_finished, require_free
 from rlcli.trainers.launch import anchored, check_dapo, environment_of, open_both, run_dapo
 from rlcli.trainers.launch_dpo import check_dpo, open_all, reference_identity, run_dpo
 from rlcli.trainers.saving import MODEL, model_identity, require_same, require_same_model
@@ -40,6 +40,7 @@ MOVABLE = ("model", "data.train")  # of those, what may move to another place as
 
 def resume(path: Path, overrides: list[str], allow_data_change: bool = False) -> Path:
     """Resume from a run's folder, its checkpoints folder, or one checkpoint; returns the run's folder."""
+    require_free(path)  # a run that goes on prunes what is being looked at
     checkpoint = resolve(path, lambda text: print(text, file=sys.stderr))
     manifest = checkpoint.manifest
     if not manifest.optimizer:
@@ -50,6 +51,8 @@ def resume(path: Path, overrides: list[str], allow_data_change: bool = False) ->
     folder = run_folder_of(checkpoint)
     exported = folder is None or (folder / "final").is_dir()  # else it was ended while it wrote the model
     if manifest.step >= loaded.config.train.steps > 0 and exported:
+        if folder is not None:
+            record_finished(folder, manifest.step, manifest.sequence)
         print(f"{folder or checkpoint.path}: finished, all {manifest.step} steps are done; to go on, give more: msrl resume --ckpt {path} train.steps=N")
         return folder or checkpoint.path
     from rlcli.checkpoint.trusted import refuse_code  # brings in torch
@@ -91,7 +94,7 @@ def reopened(loaded: Loaded, spec: ModelSpec, checkpoint: Checkpoint, folder: Pa
     if folder is None:
         run = RunFolder.create(loaded.config, loaded.kind, f"resumed-{loaded.kind}", environment)
     else:
-        run = RunFolder.reopen(folder, loaded.config, checkpoint.step, environment)
+        run = RunFolder.reopen(folder, loaded.config, checkpoint.step, environment, sequence=checkpoint.manifest.sequence)
     with run:
         run.console.info(f"resuming after step {checkpoint.step} from {checkpoint.path}")
         yield run
@@ -120,6 +123,8 @@ def resume_dpo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allo
         require_data(config, train.fingerprint, checkpoint)
     where = folder or checkpoint.path
     if checkpoint.step >= total_steps(config, len(train)) and (folder is None or (folder / "final").is_dir()):
+        if folder is not None:
+            record_finished(folder, checkpoint.step, checkpoint.manifest.sequence)
         print(f"{where}: finished, all {checkpoint.step} steps are done; to go on, give more: msrl resume --ckpt {where} train.epochs=N")
         return where
     if saved := checkpoint.manifest.data.get("reference"):
