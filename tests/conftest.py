@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-# A suite started in the background inherits an ignored Ctrl-C, and so would the programs whose Ctrl-C it tests.
+# A suite started in the background, or by nohup, inherits ignored signals, and so would the programs whose signals it tests.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda number, frame: None)  # still no end to the suite, but programs start without it
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
