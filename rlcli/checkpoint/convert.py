@@ -211,11 +211,9 @@ def verify(source: Stored, job: Conversion, target: Target, progress: Progress =
     """
     written = open_stored(target.partial, job.to, None, job.extend, unfinished=True)
     rules = [rule for rule in source.spec.rules if not rule.copy]
-    stored = source.dtype_by_name()
 
     def compare(rule: Rule) -> int:
-        wanted = [stored[s.name] if job.dtype == "keep" or rule.buffer else job.dtype for s in rule.sources]
-        name = differing(rule, source, written, wanted)
+        name = differing(rule, source, written, [target.dtype_of(rule, number) for number in range(len(rule.sources))])
         if name:
             raise RunError(f"{job.save}: {name} did not come out as what {job.load} holds; nothing is left there")
         written.check_replicas(rule)

@@ -71,6 +71,20 @@ class Entry:
     shape: tuple[int, ...]
     dtype: str
     chunks: list[Chunk]
+    _at: dict[int, dict[tuple[int, ...], list[Chunk]]] = field(default_factory=dict)
+
+    def reaching(self, index: tuple[int, ...]) -> list[Chunk]:
+        """The chunks that hold a part of what stands at `index` of the first axes; of all, where none is given."""
+        lead = len(index)
+        if not lead:
+            return self.chunks
+        if lead not in self._at:  # stacked experts have a chunk for each layer, expert and rank: looked up, not searched
+            found: dict[tuple[int, ...], list[Chunk]] = {}
+            for chunk in self.chunks:
+                for at in product(*(range(o, o + s) for o, s in zip(chunk.offsets[:lead], chunk.sizes[:lead], strict=True))):
+                    found.setdefault(at, []).append(chunk)
+            self._at[lead] = found
+        return self._at[lead].get(index, [])
 
 
 def keys_of(rule: Rule, spec: ModelSpec) -> list[Key]:
@@ -177,7 +191,6 @@ class DistStored(Stored):
 
     entries: dict[str, Entry] | None = None
     records: Records | None = None
-    found: dict[str, dict[tuple[int, ...], list[Chunk]]] = field(default_factory=dict)
 
     def key(self, rule: Rule) -> Key | None:
         """Where `rule` lies."""
@@ -206,15 +219,7 @@ class DistStored(Stored):
     def _chunks(self, key: Key) -> list[Chunk]:
         """The chunks that hold a part of the parameter."""
         assert self.entries is not None
-        lead, chunks = len(key.index), self.entries[key.name].chunks
-        if not lead:
-            return chunks
-        if key.name not in self.found:  # stacked experts have a chunk for each layer, expert and rank: looked up, not searched
-            self.found[key.name] = {}
-            for chunk in chunks:
-                for index in product(*(range(o, o + s) for o, s in zip(chunk.offsets[:lead], chunk.sizes[:lead], strict=True))):
-                    self.found[key.name].setdefault(index, []).append(chunk)
-        return self.found[key.name].get(key.index, [])
+        return self.entries[key.name].reaching(key.index)
 
     def _part(self, chunk: Chunk, entry: Entry, key: Key) -> torch.Tensor:
         tensor = self._read(chunk, entry)
@@ -232,8 +237,8 @@ class DistStored(Stored):
     def regions(self) -> list[Region]:
         assert self.records is not None
         assert self.entries is not None
-        keys = [(rule, key) for rule in self.spec.rules if (key := self.key(rule))]
-        return [self.records.region(chunk, self.entries[key.name]) for _, key in keys for chunk in self._chunks(key)]
+        keys = [key for rule in self.spec.rules if (key := self.key(rule))]
+        return [self.records.region(chunk, self.entries[key.name]) for key in keys for chunk in self._chunks(key)]
 
     def dtype(self, rule: Rule) -> str:
         key = self.key(rule)

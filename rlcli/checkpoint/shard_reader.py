@@ -7,10 +7,10 @@ needs no memory beside its own share; Megatron's loader has every data parallel 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from rlcli.checkpoint.dist_format import METADATA, Chunk, Records, read_metadata
+from rlcli.checkpoint.dist_format import METADATA, Records, read_metadata
 from rlcli.checkpoint.regions import read_region
 from rlcli.checkpoint.shard_writer import Piece
 from rlcli.errors import RunError
@@ -23,7 +23,6 @@ class ShardReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.entries, self.records = folder, read_metadata(folder), Records(folder)
-        self._layers: dict[str, dict[int, list[Chunk]] | None] = {}
 
     def fill(self, piece: Piece, padded: bool = False) -> None:
         """Set the elements of `piece.data` to those stored in its box; `padded`: what lies beyond the stored tensor becomes zero.
@@ -39,7 +38,7 @@ class ShardReader:
         wanted = math.prod(n if axis else max(0, min(n, entry.shape[0] - piece.offset[0])) for axis, n in enumerate(piece.size))
         if wanted < target.numel():
             target.zero_()
-        for chunk in self._near(piece, entry.chunks):
+        for chunk in entry.reaching(piece.offset[: piece.lead]):
             boxes = overlap(piece.offset, piece.size, chunk.offsets, chunk.sizes)
             if boxes:
                 into, part = boxes
@@ -47,22 +46,6 @@ class ShardReader:
                 filled += target[into].numel()
         if filled != wanted:
             raise RunError(f"{self.folder}: {METADATA} places {filled} of the {wanted} values of {piece.key} that this rank needs")
-
-    def _near(self, piece: Piece, chunks: list[Chunk]) -> Iterable[Chunk]:
-        """The chunks that may reach into `piece`: of tensors stacked by layer those of its layers, looked up, for there are many."""
-        if piece.key not in self._layers:
-            by_layer: dict[int, list[Chunk]] | None = {}
-            for chunk in chunks:
-                if not chunk.sizes or chunk.sizes[0] != 1:
-                    by_layer = None
-                    break
-                assert by_layer is not None
-                by_layer.setdefault(chunk.offsets[0], []).append(chunk)
-            self._layers[piece.key] = by_layer
-        layers = self._layers[piece.key]
-        if layers is None:
-            return chunks
-        return [chunk for layer in range(piece.offset[0], piece.offset[0] + piece.size[0]) for chunk in layers.get(layer, ())]
 
 
 def overlap(first: Sequence[int], size: Sequence[int], second: Sequence[int], other: Sequence[int]) -> tuple[Box, Box] | None:

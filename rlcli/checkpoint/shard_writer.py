@@ -30,6 +30,7 @@ class Piece:
     offset: tuple[int, ...]
     size: tuple[int, ...]
     data: torch.Tensor
+    lead: int = 0  # first axes along which layers or experts are stacked; the box has one place on each
 
 
 def runs(start: int, stop: int, shape: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:

@@ -190,4 +190,5 @@ def boxes(place: Any, param: torch.Tensor, begin: int, values: torch.Tensor, pre
 
 def piece_of(shard: ShardedTensor) -> Piece:
     """What the writer needs of Megatron's shard."""
-    return Piece(shard.key, tuple(shard.global_shape), tuple(shard.global_offset), (*(1,) * shard.prepend_axis_num, *shard.local_shape), shard.data)
+    lead = shard.prepend_axis_num
+    return Piece(shard.key, tuple(shard.global_shape), tuple(shard.global_offset), (*(1,) * lead, *shard.local_shape), shard.data, lead)

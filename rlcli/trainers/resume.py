@@ -51,10 +51,7 @@ def resume(path: Path, overrides: list[str], allow_data_change: bool = False) ->
     folder = run_folder_of(checkpoint)
     exported = folder is None or (folder / "final").is_dir()  # else it was ended while it wrote the model
     if manifest.step >= loaded.config.train.steps > 0 and exported:
-        if folder is not None:
-            record_finished(folder, manifest.step, manifest.sequence)
-        print(f"{folder or checkpoint.path}: finished, all {manifest.step} steps are done; to go on, give more: msrl resume --ckpt {path} train.steps=N")
-        return folder or checkpoint.path
+        return already_finished(checkpoint, folder, f"{path} train.steps=N")
     from rlcli.checkpoint.trusted import refuse_code  # brings in torch
 
     refuse_code(checkpoint.path / MODEL)
@@ -65,6 +62,15 @@ def run_folder_of(checkpoint: Checkpoint) -> Path | None:
     """The run that a checkpoint lies in; none where it was copied elsewhere on its own."""
     folder = checkpoint.path.parent.parent
     return folder if (folder / "run.json").is_file() else None
+
+
+def already_finished(checkpoint: Checkpoint, folder: Path | None, more: str) -> Path:
+    """Say that nothing is left to do, and how to go on all the same; the run's folder, or the checkpoint where it lies in none."""
+    if folder is not None:
+        record_finished(folder, checkpoint.step, checkpoint.manifest.sequence)
+    where = folder or checkpoint.path
+    print(f"{where}: finished, all {checkpoint.step} steps are done; to go on, give more: msrl resume --ckpt {more}")
+    return where
 
 
 def refuse_unsafe(saved: Loaded, loaded: Loaded, allow_data_change: bool) -> None:
@@ -121,12 +127,8 @@ def resume_dpo(loaded: Loaded, checkpoint: Checkpoint, folder: Path | None, allo
     train, held_out = open_all(config)
     if not allow_data_change:
         require_data(config, train.fingerprint, checkpoint)
-    where = folder or checkpoint.path
     if checkpoint.step >= total_steps(config, len(train)) and (folder is None or (folder / "final").is_dir()):
-        if folder is not None:
-            record_finished(folder, checkpoint.step, checkpoint.manifest.sequence)
-        print(f"{where}: finished, all {checkpoint.step} steps are done; to go on, give more: msrl resume --ckpt {where} train.epochs=N")
-        return where
+        return already_finished(checkpoint, folder, f"{folder or checkpoint.path} train.epochs=N")
     if saved := checkpoint.manifest.data.get("reference"):
         what = f"the reference model in {config.dpo.reference_model or config.model}"
         require_same(what, saved, reference_identity(config), "give its folder as it was, as dpo.reference_model=DIR")

@@ -35,9 +35,9 @@ def stored(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(folder: Path, key: str, whole: tuple[int, ...], offset: tuple[int, ...], size: tuple[int, ...], padded: bool = False) -> torch.Tensor:
+def read(folder: Path, key: str, whole: tuple[int, ...], offset: tuple[int, ...], size: tuple[int, ...], padded: bool = False, lead: int = 0) -> torch.Tensor:
     data = torch.full(size, float("nan"))
-    ShardReader(folder).fill(Piece(key, whole, offset, size, data), padded)
+    ShardReader(folder).fill(Piece(key, whole, offset, size, data, lead), padded)
     return data
 
 
@@ -46,8 +46,9 @@ def test_every_box_of_a_layer(stored: Path) -> None:
     for top in range(6):
         for bottom in range(top + 1, 7):
             for left, right in ((0, 5), (1, 4), (3, 5)):
-                found = read(stored, "stacked", (4, 6, 5), (2, top, left), (1, bottom - top, right - left))
-                assert torch.equal(found[0], STACKED[2, top:bottom, left:right])
+                for lead in (0, 1):  # whether it is known that layers are stacked, or not
+                    found = read(stored, "stacked", (4, 6, 5), (2, top, left), (1, bottom - top, right - left), lead=lead)
+                    assert torch.equal(found[0], STACKED[2, top:bottom, left:right])
 
 
 def test_boxes_over_several_layers_and_of_plain_tensors(stored: Path) -> None:
